@@ -43,6 +43,7 @@ _WHERE = {
     "train_tokenizer": "tokenmill.preparation.train_tokenizer",
     "verify": "tokenmill.dataset.verify",
     "where": "tokenmill.inspect.where",
+    "view": "tokenmill.inspect.view.server",
 }
 
 __all__ = [
@@ -77,6 +78,7 @@ __all__ = [
     "train_tokenizer",
     "verify",
     "where",
+    "view",
 ]
 
 if TYPE_CHECKING:
@@ -95,6 +97,9 @@ if TYPE_CHECKING:
     from tokenmill.inspect.diff import diff
     from tokenmill.inspect.explain import explain
     from tokenmill.inspect.stats import stats
+    from tokenmill.inspect.search.search import index, search
+    from tokenmill.inspect.explain import explain
+    from tokenmill.inspect.view.server import view
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader
     from tokenmill.load.mixture import Mixture

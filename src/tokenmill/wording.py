@@ -57,6 +57,17 @@ def harmless(text: str) -> str:
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def find_hidden(text: str) -> list[int]:
+    r"""Return the positions of the characters that `harmless` replaces.
+
+    >>> find_hidden("a\u202eb\x00")
+    [1, 3]
+    """
+    if text.isascii() and text.isprintable():
+        return []
+    return [match.start() for match in _UNSAFE.finditer(text)]
+
+
 def one_line(name: object) -> str:
     r"""Return a name from untrusted data in a form that is safe to print within a line.
 

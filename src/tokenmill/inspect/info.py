@@ -111,10 +111,19 @@ tokenmill prepare TEXTS --out no/such/folder
     dataset = tokenmill.dataset.opening.open(
         path, dtype=dtype, format=format, column=column, cache_bytes=0
     )
+    given = isinstance(path, (str, os.PathLike))
+    found = describe_dataset(dataset, str(as_path(path)) if given else None)
+    if cache_dir is not None or not is_mappable(dataset.path):
+        found = replace(found, cache=find_cached(dataset, cache_dir))
+    return found
+
+
+def describe_dataset(dataset: Dataset, path: str | None = None) -> Info:
+    """Return facts about an opened dataset. `path` is the path to show."""
     splits = tuple(_describe_split(dataset, name) for name in dataset.splits)
     tables = [split.documents for split in splits if split.documents is not None]
     found = Info(
-        path=str(as_path(path) if isinstance(path, (str, os.PathLike)) else dataset.path),
+        path=str(dataset.path) if path is None else path,
         format=dataset.format,
         tokenizer=dataset.contents.tokenizer,
         tokenizer_fingerprint=None,
@@ -127,8 +136,6 @@ tokenmill prepare TEXTS --out no/such/folder
         bytes=sum(split.bytes for split in splits),
         splits=splits,
     )
-    if cache_dir is not None or not is_mappable(dataset.path):
-        found = replace(found, cache=find_cached(dataset, cache_dir))
     return found if dataset.manifest is None else _add_origin(found, dataset.manifest)
 
 

@@ -1,0 +1,180 @@
+"""The application: from a URL to a page.
+
+Guarantees: every answer is a page, a file of `static/` or JSON; errors are pages too. All values in
+a page are escaped by the templates. Paths of the URL never become paths of files. At most `THREADS`
+pages are computed at once, so memory does not grow with the number of requests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from tokenmill.dataset.opening import Dataset
+from tokenmill.errors import TokenmillError, UsageError, lacks_memory
+from tokenmill.inspect.view import batches, documents, listing, overview, runs, search
+from tokenmill.inspect.view.query import Query
+from tokenmill.inspect.view.rendering import Templates
+from tokenmill.inspect.view.security import Application, Guard, Refusal
+from tokenmill.inspect.view.viewer import (
+    Data,
+    MissingPageError,
+    Page,
+    PageFunction,
+    Routes,
+    RunView,
+    Viewer,
+)
+from tokenmill.inspect.view.work import StatisticsWork
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+THREADS = 4
+STATIC = "/static/"
+ROUTES: Routes = (
+    *overview.ROUTES,
+    *listing.ROUTES,
+    *documents.ROUTES,
+    *batches.ROUTES,
+    *runs.ROUTES,
+    *search.ROUTES,
+)
+_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+def make_app(
+    datasets: Dataset | Mapping[str, Dataset], run_views: Mapping[str, RunView], token: str
+) -> Application:
+    """Return the application for some datasets and runs, by name; one dataset has the name "".
+
+    Requests need `token`: see `security`.
+    """
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.routing import Route
+
+    known = {"": datasets} if isinstance(datasets, Dataset) else dict(datasets)
+    viewer = Viewer(datasets=known, runs=dict(run_views), statistics=StatisticsWork(known))
+    templates = Templates(names={"viewer": viewer})
+    run_page = _make_runner()
+
+    def make_handler(show: PageFunction) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            def answer() -> Response:
+                query = Query(
+                    {**request.query_params, **{k: str(v) for k, v in request.path_params.items()}}
+                )
+                try:
+                    found = show(viewer, query)
+                    if isinstance(found, Page):
+                        html = templates.render(found, data=query.text("data"))
+                        return _make_html(html, found.status)
+                except Exception as error:
+                    found = explain(error)
+                    return _make_html(templates.render(found, data=""), found.status)
+                return _make_json(found)
+
+            return await run_page(answer)
+
+        return handle
+
+    async def handle_missing(_: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 404
+        page = _make_problem("There is no such page", "Choose a page above.", status)
+        return _make_html(templates.render(page, data=""), page.status)
+
+    def refuse(reason: Refusal) -> Application:
+        page = Page(
+            template="refusal.html",
+            title=reason.title,
+            values={"text": reason.text, "target": reason.link},
+            status=reason.status,
+        )
+        return _make_html(templates.render(page, data=""), page.status)
+
+    routes = [Route(path, make_handler(show), methods=["GET"]) for path, show in ROUTES]
+    routes += [
+        Route(STATIC + name, _serve(data, name), methods=["GET"]) for name, data in read_static()
+    ]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: handle_missing})
+    app.router.redirect_slashes = False
+    return Guard(app, token=token, refuse=refuse, public=(STATIC,))
+
+
+def explain(error: Exception) -> Page:
+    """Return the page that reports an error."""
+    if isinstance(error, MissingPageError):
+        return _make_problem("Not found", str(error), 404)
+    if isinstance(error, UsageError):
+        return _make_problem("This address has a wrong value", str(error), 400)
+    if isinstance(error, TokenmillError):
+        return _make_problem("This cannot be shown", str(error), 409)
+    if lacks_memory(error):
+        return _make_problem("Memory ran out", "Free some memory, and reload the page.", 409)
+    if isinstance(error, OSError):
+        reason = f"A file cannot be read: {error.strerror or error}. Fix that, and reload the page."
+        return _make_problem("This cannot be shown", reason, 409)
+    if os.environ.get("TOKENMILL_DEBUG"):
+        traceback.print_exception(error, file=sys.stderr)
+    reason = (
+        f"{type(error).__name__}: {str(error)[:300]}. This is a bug in tokenmill. Set "
+        "TOKENMILL_DEBUG=1, start the viewer again, and report the address and everything that it "
+        "prints."
+    )
+    return _make_problem("Unexpected error", reason, 500)
+
+
+def read_static() -> list[tuple[str, bytes]]:
+    """Return the names and contents of the scripts, styles and images of the application."""
+    folder = files(__package__) / "static"
+    return sorted((one.name, one.read_bytes()) for one in folder.iterdir() if one.is_file())
+
+
+def _make_problem(title: str, text: str, status: int) -> Page:
+    return Page(template="problem.html", title=title, values={"text": text}, status=status)
+
+
+def _make_runner() -> Callable[[Callable[[], Response]], Awaitable[Response]]:
+    import anyio
+    from anyio import to_thread
+
+    limiter: list[anyio.CapacityLimiter] = []
+
+    async def run(function: Callable[[], Response]) -> Response:
+        if not limiter:  # made in the event loop
+            limiter.append(anyio.CapacityLimiter(THREADS))
+        return await to_thread.run_sync(function, limiter=limiter[0])
+
+    return run
+
+
+def _make_html(html: str, status: int) -> Response:
+    from starlette.responses import HTMLResponse
+
+    # A lone surrogate, of a damaged file name, cannot be sent.
+    return HTMLResponse(html.encode("utf-8", "backslashreplace"), status_code=status)
+
+
+def _make_json(found: Data) -> Response:
+    from starlette.responses import Response
+
+    return Response(json.dumps(found.values).encode(), media_type="application/json")
+
+
+def _serve(data: bytes, name: str) -> Callable[[Request], Awaitable[Response]]:
+    from starlette.responses import Response
+
+    kind = next((kind for end, kind in _TYPES.items() if name.endswith(end)), "text/plain")
+
+    async def handle(_: Request) -> Response:
+        # The same URL has other contents after an update of tokenmill.
+        return Response(data, media_type=kind, headers={"cache-control": "no-cache"})
+
+    return handle

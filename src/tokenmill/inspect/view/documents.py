@@ -1,0 +1,154 @@
+"""One document: its text with the borders of its tokens, its origin, and the runs that read it.
+
+A page shows at most `PAGE` tokens, so the cost does not grow with the length of the document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tokenmill.errors import UsageError
+from tokenmill.inspect.view.listing import get_documents
+from tokenmill.inspect.view.query import Query
+from tokenmill.inspect.view.spelling import find_speller
+from tokenmill.inspect.view.viewer import MissingPageError, Page, Routes, RunView, Viewer, make_link
+from tokenmill.store.documents import Document
+from tokenmill.store.tokens import Tokens, is_same_data
+
+PAGE = 2000  # tokens
+BEFORE = 100  # tokens shown before the one that is asked for
+MOST_READS = 20  # rows of a run that are listed
+_MOST_COMPUTED = 2_000_000  # rows of an order that has no inverse
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """A row of a run that holds tokens of the page."""
+
+    row: int
+    step: int
+    rank: int
+    epoch: int
+    loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReads:
+    """When a run read the tokens of a page. `more` is how many further rows there are."""
+
+    run: str
+    reads: tuple[Read, ...]
+    more: int
+    rows: int
+
+
+def show_document(viewer: Viewer, query: Query) -> Page:
+    """Return the page of a document."""
+    name, dataset = viewer.choose_dataset(query)
+    split = viewer.choose_split(query, dataset)
+    tokens = dataset[split]
+    documents = get_documents(dataset, tokens)
+    number = query.number("number", 0)
+    if number >= len(documents):
+        raise MissingPageError(
+            f"The split {split!r} has no document {number:,}: it has {len(documents):,}, numbered "
+            f"from 0."
+        )
+    document = documents[number]
+    start, stop, marked = _choose_range(query, document)
+    ids = tokens[document.start + start : document.start + stop]
+    speller = find_speller(dataset)
+    groups = speller.spell(ids, document.start + start, is_first=start == 0)
+    shard, shard_token = tokens.locate(document.start) if document.length else (0, 0)
+    here = {"data": name, "split": split}
+
+    def link(number: int, **more: Any) -> str:
+        return make_link(f"/document/{number}", **here, **more)
+
+    return Page(
+        template="document.html",
+        title=f"Document {number:,}",
+        section="/documents",
+        values={
+            "name": name,
+            "dataset": dataset,
+            "split": split,
+            "document": document,
+            "count_all": len(documents),
+            "shard": tokens.shard_name(shard),
+            "shard_token": shard_token,
+            "groups": groups,
+            "marked": marked,
+            "has_text": speller.has_text,
+            "start": start,
+            "stop": stop,
+            "reads": list(
+                _find_reads(viewer, tokens, document.start + start, document.start + stop)
+            ),
+            "previous_link": link(number - 1) if number else None,
+            "next_link": link(number + 1) if number + 1 < len(documents) else None,
+            "earlier_link": link(number, start=max(0, start - PAGE) or None) if start else None,
+            "later_link": link(number, start=stop) if stop < document.length else None,
+            "list_link": make_link("/documents", **here, first=number or None),
+            "source_link": None
+            if document.source is None
+            else make_link("/documents", **here, source=document.source.path),
+        },
+    )
+
+
+def _choose_range(query: Query, document: Document) -> tuple[int, int, int | None]:
+    """Return the tokens to show, counted from the start of the document, and the marked token."""
+    start = query.number("start", 0, high=max(0, document.length - 1))
+    token = query.number("token", -1, low=-1)
+    if token >= 0:
+        if not document.start <= token < document.start + document.length:
+            raise UsageError(
+                f"token {token:,} is not in this document, which has the tokens {document.start:,} "
+                f"to {document.start + document.length - 1:,}."
+            )
+        place = token - document.start
+        start = 0 if place < PAGE - BEFORE else place - BEFORE
+    return start, min(start + PAGE, document.length), token if token >= 0 else None
+
+
+def _find_reads(viewer: Viewer, tokens: Tokens, start: int, stop: int) -> Iterator[RunReads]:
+    """Yield for each run that reads these tokens which rows hold some of [start, stop)."""
+    for name, run in viewer.runs.items():
+        rows = run.row_count or 0
+        for source in run.rows.names or ("",):
+            own = run.tokens(source)
+            if (
+                own.split != tokens.split
+                or len(own) != len(tokens)
+                or not is_same_data(own.identity, tokens.identity)
+            ):
+                continue
+            last = rows
+            if run.order(source).kind == "random":
+                last = min(rows, _MOST_COMPUTED)
+            found = run.find_rows(source, start, max(stop, start + 1), last_row=last)
+            shown = found[:MOST_READS].tolist()
+            reads = tuple(_describe_read(run, row) for row in shown)
+            yield RunReads(run=name, reads=reads, more=len(found) - len(reads), rows=last)
+
+
+def _describe_read(run: RunView, row: int) -> Read:
+    place = run.place(row)
+    (loss,) = run.losses(row, row + 1).tolist() or [np.nan]
+    return Read(
+        row=row,
+        step=place.step,
+        rank=place.rank,
+        epoch=place.epoch,
+        loss=None if np.isnan(loss) else loss,
+    )
+
+
+ROUTES: Routes = (("/document/{number}", show_document),)
+
+__all__ = ["ROUTES", "show_document"]

@@ -1,0 +1,187 @@
+"""Serve the application on this machine until Ctrl-C.
+
+The server listens on 127.0.0.1 only. It runs in the main thread.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import webbrowser
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from tokenmill.dataset.named import parse_named
+from tokenmill.dataset.opening import Dataset
+from tokenmill.dataset.opening import open as open_dataset
+from tokenmill.dataset.paths import AnyPath
+from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.inspect.run_view import RunView, open_run
+from tokenmill.inspect.view.security import TOKEN_NAME, Application
+
+HOST = "127.0.0.1"
+PORT = 8765
+_TRIES = 20  # ports after the default one
+_CONNECTIONS = 100
+_GRACE = 2  # seconds for answers that are under way at the end
+
+
+def view(
+    data: AnyPath | Sequence[AnyPath] = (),
+    *,
+    runs: Sequence[AnyPath] = (),
+    port: int | None = None,
+    browser: bool = True,
+    announce: Callable[[str], None] = print,
+    **opening: Any,
+) -> None:
+    """Show datasets and runs in the browser, until Ctrl-C.
+
+    >>> view("no/such/folder")
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.DatasetError: no/such/folder does not exist. Make a dataset with: \
+tokenmill prepare TEXTS --out no/such/folder
+
+    Parameters
+    ----------
+    data
+        A dataset, or several as "NAME=PATH:WEIGHT", as in `tokenmill.train`. By default, the data
+        of the first run.
+    runs
+        Folders of runs of `tokenmill.train`.
+    port
+        The port to listen on; by default 8765, or the first free one after it.
+    browser
+        Whether to open the page in the browser.
+    announce
+        Called with the URL when the server answers.
+    opening
+        Options of `tokenmill.open`, such as `tokenizer`.
+    """
+    check_libraries()
+    datasets, views = open_all(data, runs, opening)
+    serve(datasets, views, port=port, browser=browser, announce=announce)
+
+
+def open_all(
+    data: AnyPath | Sequence[AnyPath], runs: Sequence[AnyPath], opening: Mapping[str, Any]
+) -> tuple[dict[str, Dataset], dict[str, RunView]]:
+    """Open the datasets and runs by name. Without `data`, the datasets are those of the first run."""
+    given = [data] if isinstance(data, (str, os.PathLike)) else list(data)
+    named = parse_named(given)
+    views: dict[str, RunView] = {}
+    for folder in runs:
+        name = Path(folder).name or str(folder)
+        if name in views:
+            name = str(folder)
+        views[name] = _open_run(folder, given)
+    if not named and not views:
+        raise UsageError("`data` is empty. Give a dataset, or the folder of a run with `runs`.")
+    if not named:
+        return dict(next(iter(views.values())).datasets), views
+    # Few tokens are read, so a remote dataset needs no cache.
+    options = {"cache_bytes": 0, **opening}
+    return {one.name: open_dataset(one.path, **options) for one in named}, views
+
+
+def _open_run(folder: AnyPath, data: Sequence[AnyPath]) -> RunView:
+    try:
+        return open_run(folder)
+    except TokenmillError:
+        if not data:
+            raise
+    return open_run(folder, data=data)  # the data of the run may have been moved
+
+
+def serve(
+    datasets: Dataset | Mapping[str, Dataset],
+    runs: Mapping[str, RunView],
+    *,
+    port: int | None = None,
+    browser: bool = True,
+    announce: Callable[[str], None] = print,
+) -> None:
+    """Serve the pages until Ctrl-C or SIGTERM. `announce` gets the URL once it answers.
+
+    By default, the port is 8765 or the first free one after it.
+    """
+    import uvicorn
+
+    from tokenmill.inspect.view.app import make_app
+
+    listener = listen(port)
+    token = secrets.token_urlsafe(24)
+    number = listener.getsockname()[1]
+    url = f"http://{HOST}:{number}/?{TOKEN_NAME}={token}"
+    app = make_app(datasets, runs, token)
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            announce(url)
+            if browser:
+                Thread(target=_open, args=(url,), daemon=True).start()
+
+    server = Server(_configure(app))
+    with listener, suppress(KeyboardInterrupt):  # uvicorn raises it again after it has ended
+        server.run(sockets=[listener])
+
+
+def _configure(app: Application) -> Any:
+    import uvicorn
+
+    return uvicorn.Config(
+        app,
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=_CONNECTIONS,
+        h11_max_incomplete_event_size=32 << 10,
+        timeout_graceful_shutdown=_GRACE,
+    )
+
+
+def listen(port: int | None) -> socket.socket:
+    """Return a socket that listens on a port of 127.0.0.1. By default, the first free one."""
+    ports: Sequence[int] = range(PORT, PORT + _TRIES) if port is None else (port,)
+    for number in (*ports, *([0] if port is None else [])):
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # Without this, the port would stay taken for a minute after the viewer ended.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, number))
+            listener.listen()
+        except (OSError, OverflowError) as error:
+            listener.close()
+            reason = getattr(error, "strerror", None) or str(error)
+        else:
+            return listener
+    raise UsageError(
+        f"port {port} of this machine cannot be used: {reason}. Choose another `port`, or omit it."
+    )
+
+
+def check_libraries() -> None:
+    """Raise an error with the cure if a library of the extra `view` is missing."""
+    try:
+        import jinja2  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"the viewer needs the library {error.name}. Install it with: "
+            "pip install 'tokenmill[view]'"
+        ) from None
+
+
+def _open(url: str) -> None:
+    with suppress(Exception):  # there may be no browser; the URL is printed
+        webbrowser.open(url)

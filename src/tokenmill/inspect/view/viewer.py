@@ -1,0 +1,97 @@
+"""What the pages show: the datasets, the runs, and how a page is made from a template.
+
+A page is a function `(Viewer, Query) -> Page | Data`. It runs in a thread, a few at a time, so it
+may read files. Raise errors of `tokenmill.errors`: they become pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from tokenmill.dataset.opening import Dataset
+from tokenmill.errors import UsageError
+from tokenmill.inspect.run_view import RunView
+from tokenmill.inspect.view.query import Query
+from tokenmill.inspect.view.work import StatisticsWork
+
+
+class MissingPageError(UsageError):
+    """What a URL names does not exist."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A page: the name of its template, its title, and the values that the template shows.
+
+    `section` is the path of the entry in the navigation that the page belongs to.
+    """
+
+    template: str
+    title: str
+    section: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    status: int = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """An answer in JSON, for scripts of the pages."""
+
+    values: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Viewer:
+    """The datasets by name and the runs by name.
+
+    One dataset has the name "", as in `RunView.datasets`; several have the names of the mixture.
+    Without `statistics`, none are computed.
+    """
+
+    datasets: Mapping[str, Dataset]
+    runs: Mapping[str, RunView] = field(default_factory=dict)
+    statistics: StatisticsWork | None = None
+
+    def choose_dataset(self, query: Query) -> tuple[str, Dataset]:
+        """Return the name and the dataset that `data=NAME` chooses; by default, the first one."""
+        if not self.datasets:
+            raise MissingPageError("No dataset is open. Start the viewer with: tokenmill view DATA")
+        name = query.choice("data", tuple(self.datasets))
+        return name, self.datasets[name]
+
+    def choose_split(self, query: Query, dataset: Dataset) -> str:
+        """Return the split that `split=NAME` chooses; by default, train or the first one."""
+        splits = dataset.splits
+        if not splits:
+            raise MissingPageError(f"{dataset.path} has no tokens.")
+        return query.choice("split", splits, "train" if "train" in splits else splits[0])
+
+    def choose_run(self, query: Query) -> tuple[str, RunView]:
+        """Return the name and the run that `run=NAME` chooses; by default, the first one."""
+        if not self.runs:
+            raise MissingPageError(
+                "No run is open. Start the viewer with: tokenmill view --run RUN"
+            )
+        name = query.choice("run", tuple(self.runs))
+        return name, self.runs[name]
+
+
+PageFunction = Callable[[Viewer, Query], "Page | Data"]
+Routes = tuple[tuple[str, PageFunction], ...]
+
+
+def make_link(path: str, **parameters: object) -> str:
+    """Return the URL of a page of the viewer. Parameters that are None or empty are omitted.
+
+    >>> make_link("/documents", split="val", first=None, text="a&b")
+    '/documents?split=val&text=a%26b'
+    """
+    given = {
+        name: str(value)
+        for name, value in parameters.items()
+        if value is not None and value is not False and value != ""
+    }
+    return quote(path) + (f"?{urlencode(given)}" if given else "")
