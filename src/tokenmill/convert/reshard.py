@@ -20,18 +20,17 @@ import numpy.typing as npt
 from tokenmill.convert.shard_writer import (
     MARKS,
     RECORD,
-    DocumentRecords,
-    SplitTokens,
+    SplitData,
     check_checksums,
     read_finished,
     refuse_other_dataset,
     write_manifest,
     write_splits,
 )
-from tokenmill.convert.without import check_change, leave_out
-from tokenmill.dataset.opening import open
+from tokenmill.convert.without import LeftOut, check_change, leaving_out
+from tokenmill.dataset.opening import Dataset, open
 from tokenmill.errors import UsageError
-from tokenmill.preparation.exclusion import Exclude, choose_lists, read_exclusions
+from tokenmill.preparation.exclusion import Exclude, choose_lists
 from tokenmill.preparation.folder import EXCLUDED_NAME, REPORT_NAMES
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.disk import explain_disk_errors
@@ -45,7 +44,6 @@ from tokenmill.store.frames import Compress, choose_compression, describe_compre
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers.limits import MOST_BYTES
-from tokenmill.wording import counted
 
 _BLOCK = 1 << 16  # records that are read at once: 3 MB
 
@@ -85,68 +83,79 @@ def reshard(
             f"{source} is in the format {dataset.format}, not a prepared dataset. Import it first: "
             f"tokenmill import {source} --out FOLDER"
         )
+    wanted = _change_settings(manifest, tokens_per_shard, compress)
+    is_same = tokens_per_shard is None and compress is None
+    lists = choose_lists(exclude, source)
+    with (
+        explain_disk_errors(),
+        watching(watcher, progress) as shown,
+        leaving_out(dataset, _read_splits(dataset, manifest), lists, shown) as (splits, left_out),
+    ):
+        if is_same:
+            check_change(lists, left_out)
+        if left_out is not None:
+            settings, ledger = left_out.change(wanted)
+            wanted = replace(wanted, settings=settings, ledger=ledger)
+        with OutputFolder(as_path(out), marks=MARKS) as folder:
+            return _write(dataset, manifest, wanted, splits, left_out, folder, shown)
+
+
+def _read_splits(dataset: Dataset, manifest: Manifest) -> dict[str, SplitData]:
     nothing = Tokens.of(np.empty(0, dataset.dtype))  # stands in for empty splits
-    splits: Mapping[str, tuple[SplitTokens, DocumentRecords]]
-    splits = whole = {
+    return {
         name: (dataset.get(name, nothing), _TableRecords(dataset.path, split))
         for name, split in manifest.splits.items()
     }
-    counts = _count_contents(manifest)
-    lists = choose_lists(exclude, source)
-    exclusions = read_exclusions(*lists) if lists else None
-    without = leave_out(dataset, whole, exclusions) if exclusions else None
-    if tokens_per_shard is None and compress is None:
-        check_change(lists, without)
-    wanted = _change_settings(manifest, tokens_per_shard, compress)
-    if without is not None and exclusions is not None:
-        splits, (chosen, ledger) = without.splits, without.change(wanted, exclusions)
-        wanted = replace(wanted, settings=chosen, ledger=ledger)
-        counts = [
-            (name, len(splits[name][0]), documents - without.documents[name])
-            for name, _, documents in counts
-        ]
+
+
+def _write(
+    dataset: Dataset,
+    manifest: Manifest,
+    wanted: Manifest,
+    splits: Mapping[str, SplitData],
+    left_out: LeftOut | None,
+    folder: OutputFolder,
+    watcher: Watcher,
+) -> Manifest:
+    """Write the dataset `wanted` from the splits of `dataset`, or resume writing it."""
+    gone = {} if left_out is None else left_out.documents
+    counts = [
+        (name, len(splits[name][0]), documents - gone.get(name, 0))
+        for name, _, documents in _count_contents(manifest)
+    ]
     tokens_per_shard = wanted.settings["tokens_per_shard"]
+    if there := read_finished(folder.path):
+        same = _without_shards(there) == _without_shards(wanted)
+        if not same or _count_contents(there) != counts:
+            refuse_other_dataset(folder.path)
+        return there
     settings = {
         "reshard": [split.shards.xxh3_128 for split in manifest.splits.values()],
         "tokens_per_shard": tokens_per_shard,
         **describe_compression(wanted.compression),
-        **({"exclude": wanted.settings["exclude"]} if exclusions else {}),
+        **({} if left_out is None else {"exclude": wanted.settings["exclude"]}),
     }
-    with (
-        explain_disk_errors(),
-        OutputFolder(as_path(out), marks=MARKS) as folder,
-        watching(watcher, progress) as shown,
-    ):
-        if there := read_finished(folder.path):
-            same = _without_shards(there) == _without_shards(wanted)
-            if not same or _count_contents(there) != counts:
-                refuse_other_dataset(folder.path)
-            return there
-        folder.remember(RECORD, settings)
-        if without is not None and without.total.documents:
-            left_out = counted(without.total.documents, "document")
-            shown.note(
-                f"Leaving out {left_out} listed in {', '.join(map(str, lists))}; `exclude=False` keeps "
-                "them."
-            )
-        check_checksums(dataset.path, manifest)
-        made_splits, _ = write_splits(
-            folder.path,
-            splits,
-            dtype=dataset.dtype,
-            vocab_size=manifest.vocab_size,
-            tokens_per_shard=tokens_per_shard,
-            compression=wanted.compression,
-            watcher=shown,
-        )
-        made = replace(wanted, splits=made_splits)
-        _compare_ids(manifest, made)
-        for name in REPORT_NAMES:
-            more = without.report if without is not None and name == EXCLUDED_NAME else None
-            _copy(dataset.path, folder.path, name, more)
-        state = read_inside(dataset.path, TOKENIZER_NAME, MOST_BYTES)
-        write_manifest(folder.path, made, state)
-        return made
+    folder.remember(RECORD, settings)
+    if left_out is not None:
+        left_out.announce(watcher)
+    check_checksums(dataset.path, manifest)
+    made_splits, _ = write_splits(
+        folder.path,
+        splits,
+        dtype=dataset.dtype,
+        vocab_size=manifest.vocab_size,
+        tokens_per_shard=tokens_per_shard,
+        compression=wanted.compression,
+        watcher=watcher,
+    )
+    made = replace(wanted, splits=made_splits)
+    _compare_ids(manifest, made)
+    for name in REPORT_NAMES:
+        more = left_out.report if left_out is not None and name == EXCLUDED_NAME else None
+        _copy(dataset.path, folder.path, name, more)
+    state = read_inside(dataset.path, TOKENIZER_NAME, MOST_BYTES)
+    write_manifest(folder.path, made, state)
+    return made
 
 
 def _change_settings(
@@ -183,14 +192,16 @@ def _compare_ids(source: Manifest, made: Manifest) -> None:
 
 def _copy(source: Path, target: Path, name: str, more: BinaryIO | None) -> None:
     """Copy a report, if there is one, and append more to it."""
-    with AtomicFile(target / name) as copy:
-        if (source / name).is_file():
-            with open_inside(source, name) as file:
-                _append(file, copy)
-        if more is not None:
-            _append(more, copy)
-        if copy.size or (source / name).is_file():
-            copy.finish()
+    is_there = (source / name).is_file()
+    if is_there or more is not None:
+        with AtomicFile(target / name) as copy:
+            if is_there:
+                with open_inside(source, name) as file:
+                    _append(file, copy)
+            if more is not None:
+                _append(more, copy)
+            if is_there or copy.size:
+                copy.finish()
 
 
 def _append(file: BinaryIO, copy: AtomicFile) -> None:

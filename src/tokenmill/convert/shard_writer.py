@@ -72,6 +72,9 @@ class DocumentRecords(Protocol):
         """
 
 
+SplitData = tuple[SplitTokens, DocumentRecords]
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Range(ShardName):
     start: int
@@ -80,7 +83,7 @@ class _Range(ShardName):
 
 def write_splits(
     folder: Path,
-    splits: Mapping[str, tuple[SplitTokens, DocumentRecords]],
+    splits: Mapping[str, SplitData],
     *,
     dtype: np.dtype[Any],
     vocab_size: int,

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,16 +21,18 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from tokenmill.convert.shard_writer import DocumentRecords, SplitTokens
+from tokenmill.convert.shard_writer import DocumentRecords, SplitData, SplitTokens
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenizerError, UsageError
 from tokenmill.formats.writing import BLOCK
-from tokenmill.preparation.exclusion import Exclusions
+from tokenmill.preparation.exclusion import Exclusions, read_exclusions
 from tokenmill.preparation.sift import EXCLUDED
+from tokenmill.progress import Watcher
 from tokenmill.storage.files import create_unnamed
+from tokenmill.storage.names import MANIFEST_NAME
 from tokenmill.storage.reading import DamagedFileError
-from tokenmill.store.manifest import Manifest
-from tokenmill.store.tokens import Tokens
+from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
+from tokenmill.wording import counted
 
 _ENTRY = np.dtype(
     [
@@ -40,16 +42,6 @@ _ENTRY = np.dtype(
         ("removed", "<i8"),  # the tokens of all entries so far, this one included
     ]
 )
-
-
-@dataclass
-class LeftOut:
-    """How many documents of a dataset are left out, and their sizes."""
-
-    documents: int = 0
-    tokens: int = 0
-    text_bytes: int = 0
-    characters: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,7 +78,7 @@ class Removed:
 class TokensWithout:
     """The tokens of a split that stay."""
 
-    source: Tokens
+    source: SplitTokens
     removed: Removed
 
     @property
@@ -107,7 +99,7 @@ class TokensWithout:
             stays = self.removed.mask(at, end)
             parts.append(ids if stays is None else ids[stays])
             start += len(parts[-1])
-        return np.concatenate(parts) if parts else np.empty(0, self.source.dtype)
+        return np.concatenate(parts) if parts else self.source.read(0, 0)
 
 
 @dataclass(frozen=True)
@@ -138,90 +130,123 @@ class RecordsWithout:
             yield table
 
 
-@dataclass(frozen=True, kw_only=True)
-class WithoutListed:
-    """The splits of a dataset without the documents of some lists.
+@dataclass(kw_only=True)
+class LeftOut:
+    """The documents of a dataset that are left out: how many of each split, and their sizes.
 
-    `report` has one JSON line for each document that is left out.
+    `report` has one JSON line for each of them.
     """
 
-    splits: dict[str, tuple[SplitTokens, DocumentRecords]]
-    total: LeftOut
-    documents: dict[str, int]  # that are left out of each split
+    exclusions: Exclusions
     report: BinaryIO = field(repr=False)
+    documents: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    text_bytes: int = 0
+    characters: int = 0
 
-    def change(self, manifest: Manifest, exclusions: Exclusions) -> tuple[dict[str, Any], ...]:
+    @property
+    def total(self) -> int:
+        """The number of documents that are left out."""
+        return sum(self.documents.values())
+
+    def change(self, manifest: Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the settings and the ledger of the manifest, changed."""
-        described = exclusions.describe()
+        described = self.exclusions.describe()
         before = manifest.settings.get("exclude")
         if before is not None and before != described:
             described["earlier"] = before
         ledger = dict(manifest.ledger)
-        size = self.total.text_bytes
+        if not self.total:
+            return {**manifest.settings, "exclude": described}, ledger
         for name, amount in (
-            ("documents_kept", self.total.documents),
-            ("bytes_kept", size),
-            ("text_bytes", size),
-            ("characters", self.total.characters),
-            ("tokens", self.total.tokens),
+            ("documents_kept", self.total),
+            ("bytes_kept", self.text_bytes),
+            ("text_bytes", self.text_bytes),
+            ("characters", self.characters),
+            ("tokens", self.tokens),
         ):
             ledger[name] = _number(ledger, name) - amount
-        if min(ledger["bytes_kept"], ledger["text_bytes"], ledger["characters"]) < 0:
-            raise DamagedFileError(
-                "dataset_metadata.json", "has a ledger with less text than its documents have"
-            )
-        dropped = dict(ledger.get("dropped") or {})
+            if ledger[name] < 0:
+                raise DamagedFileError(
+                    MANIFEST_NAME, f"says less {name!r} in its ledger than its documents have"
+                )
+        given = ledger.get("dropped")
+        dropped = dict(given) if isinstance(given, Mapping) else {}
         entry = dropped.get(EXCLUDED)
         dropped[EXCLUDED] = {
-            "documents": _number(entry, "documents") + self.total.documents,
-            "bytes": _number(entry, "bytes") + size,
+            "documents": _number(entry, "documents") + self.total,
+            "bytes": _number(entry, "bytes") + self.text_bytes,
         }
         ledger["dropped"] = dict(sorted(dropped.items()))
         return {**manifest.settings, "exclude": described}, ledger
 
+    def announce(self, watcher: Watcher) -> None:
+        """Say how many documents are left out, and why."""
+        if self.total:
+            watcher.note(
+                f"Leaving out {counted(self.total, 'document')} listed in "
+                f"{', '.join(self.exclusions.paths)}; `exclude=False` keeps them."
+            )
 
-def leave_out(
-    dataset: Dataset,
-    splits: Mapping[str, tuple[Tokens, DocumentRecords]],
-    exclusions: Exclusions,
-) -> WithoutListed:
-    """Find the documents of a prepared dataset that are listed, and leave them out."""
+
+@contextmanager
+def leaving_out(
+    dataset: Dataset, splits: Mapping[str, SplitData], lists: Sequence[Path], watcher: Watcher
+) -> Iterator[tuple[Mapping[str, SplitData], LeftOut | None]]:
+    """Yield the splits of a prepared dataset without the documents in some lists.
+
+    Also yields what is left out; None if there are no lists, or if they are empty.
+    """
+    exclusions = read_exclusions(*lists) if lists else None
+    if not exclusions:
+        yield splits, None
+        return
+    with create_unnamed(Path(tempfile.gettempdir())) as report:
+        left_out = LeftOut(exclusions=exclusions, report=report)
+        made = _leave_out(dataset, splits, left_out, watcher)
+        if left_out.total and not sum(len(tokens) for tokens, _ in made.values()):
+            raise UsageError(
+                f"All documents of {dataset.path} are listed in {', '.join(exclusions.paths)}, so "
+                "nothing would be left. Use `exclude=False` to keep them."
+            )
+        report.seek(0)
+        yield made, left_out
+
+
+def _leave_out(
+    dataset: Dataset, splits: Mapping[str, SplitData], left_out: LeftOut, watcher: Watcher
+) -> dict[str, SplitData]:
     manifest = dataset.manifest
     assert manifest is not None
-    total, documents = LeftOut(), {}
-    report = create_unnamed(Path(tempfile.gettempdir()))
-    # The text of imported tokens may be unknown; its size in the ledger is then 0.
+    documents = sum(split.documents for split in manifest.splits.values())
+    watcher.begin("finding excluded documents", documents * DOCUMENT_DTYPE.itemsize)
+    # The text of imported tokens is unknown; its size in the ledger is then 0.
     measure = _Measure(dataset) if _number(manifest.ledger, "text_bytes") else None
-    made: dict[str, tuple[SplitTokens, DocumentRecords]] = {}
+    made: dict[str, SplitData] = {}
     for name, (tokens, records) in splits.items():
-        before = total.documents
-        removed = _find(tokens, records, exclusions, total, partial(_report, manifest, report))
+        removed = _find(tokens, records, manifest, left_out, watcher)
         if measure is not None:
             for entry in removed.entries:
-                measure.add(tokens, int(entry["start"]), int(entry["stop"]), total)
-        documents[name] = total.documents - before
+                measure.add(tokens, int(entry["start"]), int(entry["stop"]), left_out)
+        left_out.documents[name] = len(removed.entries)
+        left_out.tokens += removed.tokens
         made[name] = TokensWithout(tokens, removed), RecordsWithout(records, removed)
-    if total.documents and not sum(len(tokens) for tokens, _ in made.values()):
-        raise UsageError(
-            f"All documents of {dataset.path} are listed in {', '.join(exclusions.paths)}, so nothing "
-            "would be left. Use `exclude=False` to keep them."
-        )
-    report.seek(0)
-    return WithoutListed(splits=made, total=total, documents=documents, report=report)
+    return made
 
 
 def _find(
-    tokens: Tokens,
+    tokens: SplitTokens,
     records: DocumentRecords,
-    exclusions: Exclusions,
-    total: LeftOut,
-    report: Any,
+    manifest: Manifest,
+    left_out: LeftOut,
+    watcher: Watcher,
 ) -> Removed:
-    """Find the documents of a split that are listed. Counts them in `total`."""
+    """Find the documents of a split that are listed, and add them to the report."""
     end = removed = 0
     with create_unnamed(Path(tempfile.gettempdir())) as file:
         for table in records.read(0, len(tokens)):
-            some = table[exclusions.keys.find(np.ascontiguousarray(table["key"]))]
+            watcher.advance(table.nbytes)
+            some = table[left_out.exclusions.keys.find(np.ascontiguousarray(table["key"]))]
             if not len(some):
                 continue
             entries = np.empty(len(some), _ENTRY)
@@ -229,23 +254,17 @@ def _find(
             entries["stop"] = entries["start"] + some["length"].astype(np.int64)
             lengths = entries["stop"] - entries["start"]
             ends = np.concatenate(([end], entries["stop"][:-1]))
-            if (
-                (lengths < 0).any()
-                or (entries["start"] < ends).any()
-                or entries["stop"][-1] > len(tokens)
-            ):
-                raise DamagedFileError(
-                    f"{tokens.split}/", "has documents that overlap in its tables"
-                )
+            is_wrong = (lengths < 0) | (entries["start"] < ends) | (entries["stop"] > len(tokens))
+            if is_wrong.any():
+                what = "has documents that overlap, or end outside of the split, in its tables"
+                raise DamagedFileError(f"split {tokens.split!r}", what)
             entries["removed"] = removed + np.cumsum(lengths)
             entries["place"] = entries["start"] - (entries["removed"] - lengths)
             end, removed = int(entries["stop"][-1]), int(entries["removed"][-1])
             file.write(entries.data)
-            report(some)
-            total.documents += len(some)
-        total.tokens += removed
+            _report(manifest, left_out.report, some)
         file.flush()
-        if not removed and not file.tell():
+        if not file.tell():
             return Removed(np.empty(0, _ENTRY))
         return Removed(np.memmap(file, _ENTRY, "r"))
 
@@ -273,13 +292,13 @@ class _Measure:
         assert dataset.manifest is not None
         self._eot = dataset.manifest.eot
 
-    def add(self, tokens: Tokens, start: int, stop: int, total: LeftOut) -> None:
+    def add(self, tokens: SplitTokens, start: int, stop: int, left_out: LeftOut) -> None:
         """Add the size of the text of the document with the tokens [start, stop)."""
         start, stop = start + (self._eot == "before"), stop - (self._eot == "after")
         for low in range(start, stop, BLOCK):
             text = self._decode(tokens.read(low, min(low + BLOCK, stop)))
-            total.text_bytes += len(text.encode("utf-8", "replace"))
-            total.characters += len(text)
+            left_out.text_bytes += len(text.encode("utf-8", "replace"))
+            left_out.characters += len(text)
 
 
 def _number(where: Any, name: str) -> int:
@@ -287,9 +306,9 @@ def _number(where: Any, name: str) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
-def check_change(lists: Sequence[Path], without: WithoutListed | None) -> None:
+def check_change(lists: Sequence[Path], left_out: LeftOut | None) -> None:
     """Raise `UsageError` if a copy without the listed documents would be the same as its source."""
-    if without is None or not without.total.documents:
+    if left_out is None or not left_out.total:
         named = f"; no document of {', '.join(map(str, lists))} is in it" if lists else ""
         raise UsageError(
             f"nothing would change{named}. Pass `tokens_per_shard`, `compress`, or both."
