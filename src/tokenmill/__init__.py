@@ -23,7 +23,9 @@ _WHERE = {
     "TokenmillError": "tokenmill.errors",
     "Tokens": "tokenmill.store.tokens",
     "cache": "tokenmill.dataset.caching",
+    "diff": "tokenmill.inspect.diff",
     "download": "tokenmill.dataset.download",
+    "exclude": "tokenmill.inspect.exclude",
     "explain": "tokenmill.inspect.explain",
     "export": "tokenmill.convert.export",
     "import_dataset": "tokenmill.convert.import_dataset",
@@ -37,9 +39,11 @@ _WHERE = {
     "sample": "tokenmill.training.sample",
     "search": "tokenmill.inspect.search.search",
     "spikes": "tokenmill.inspect.spikes",
+    "stats": "tokenmill.inspect.stats",
     "train": "tokenmill.training.run",
     "train_tokenizer": "tokenmill.preparation.train_tokenizer",
     "verify": "tokenmill.dataset.verify",
+    "where": "tokenmill.inspect.where",
     "view": "tokenmill.inspect.view.server",
 }
 
@@ -55,7 +59,9 @@ __all__ = [
     "TokenmillError",
     "Tokens",
     "cache",
+    "diff",
     "download",
+    "exclude",
     "explain",
     "export",
     "import_dataset",
@@ -69,9 +75,11 @@ __all__ = [
     "sample",
     "search",
     "spikes",
+    "stats",
     "train",
     "train_tokenizer",
     "verify",
+    "where",
     "view",
 ]
 
@@ -84,6 +92,14 @@ if TYPE_CHECKING:
     from tokenmill.dataset.opening import Dataset, open
     from tokenmill.dataset.verify import verify
     from tokenmill.errors import TokenmillError
+    from tokenmill.inspect.exclude import exclude
+    from tokenmill.inspect.explain import explain
+    from tokenmill.inspect.search.search import index, search
+    from tokenmill.inspect.where import where
+    from tokenmill.inspect.diff import diff
+    from tokenmill.inspect.explain import explain
+    from tokenmill.inspect.stats import stats
+    from tokenmill.inspect.search.search import index, search
     from tokenmill.inspect.explain import explain
     from tokenmill.inspect.search.search import index, search
     from tokenmill.inspect.view.server import view

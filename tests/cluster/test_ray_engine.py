@@ -238,6 +238,34 @@ def test_a_cluster_prepares_from_a_bucket_into_a_bucket(
     assert tokenmill.verify(out) == []
 
 
+def test_a_cluster_leaves_out_the_documents_of_a_list_in_the_bucket(
+    cluster: Cluster,
+    bucket: str,
+    texts: Path,
+    remote: str,
+    local: dict[str, Any],  # noqa: ARG001  (it makes the dataset whose keys are listed)
+    tmp_path: Path,
+) -> None:
+    documents = tokenmill.open(texts.with_name("documents"))["train"].documents
+    assert documents is not None
+    keys = [documents[number].key for number in range(0, len(documents), 40)]
+    listed = f"{bucket}/list.jsonl"
+    lines = "".join(json.dumps({"key": key}) + "\n" for key in keys)
+    as_path(listed).write_bytes(lines.encode())
+    more = ("--exclude", listed)
+    finish(start(texts, tmp_path / "one", "documents", *more, "--workers", "2"))
+    finish(start(texts, tmp_path / "ray", "documents", *more, *on(cluster)))
+    expected = contents(tmp_path / "one")
+    assert contents(tmp_path / "ray") == expected
+    ledger = json.loads(expected["dataset_metadata.json"])["ledger"]
+    assert ledger["dropped"]["excluded"]["documents"] >= len(keys) > 100
+    finish(start_remote(cluster, texts, remote, f"{bucket}/without", *more))
+    found = contents(as_path(f"{bucket}/without"))
+    for name in expected.keys() - {"dataset_metadata.json"}:
+        same = found[name].replace(remote.encode(), texts.name.encode())
+        assert (same if ".jsonl" in name else found[name]) == expected[name]
+
+
 def test_an_input_error_is_reported_as_on_one_machine(
     cluster: Cluster, texts: Path, tmp_path: Path
 ) -> None:

@@ -15,6 +15,8 @@ import sys
 import warnings
 from pathlib import Path
 
+import xxhash
+
 from .bench import Bench, Scenario
 
 _WORDS = "mill grain water stone wheel flour sack river miller bread dust gear shaft hopper".split()
@@ -70,6 +72,28 @@ def _make_output(bench: Bench, name: str, folder: Path) -> None:
     ended = bench.run(source, real_workers=False)
     assert ended.status == 0, ended.stderr
     (bench.folder(source) / "data").rename(folder / "data")
+
+
+def make_listed_dataset(bench: Bench, folder: Path) -> None:
+    """The dataset `data`, with a list of excluded documents beside it."""
+    make_dataset(bench, folder)
+    write_list(folder / "data.exclude.jsonl", _documents(20, 3)[:6])
+
+
+def make_listed_texts(bench: Bench, folder: Path) -> None:
+    """The folder `texts`, and a list of documents to exclude."""
+    make_texts(bench, folder)
+    write_list(folder / "list.jsonl", _documents(30, 1)[5:15])
+
+
+def write_list(path: Path, texts: list[str]) -> None:
+    """Write a list of documents to exclude, by the keys of their texts."""
+    lines = [json.dumps({"key": _key_of(text), "because": "lab"}) + "\n" for text in texts]
+    path.write_text("".join(lines))
+
+
+def _key_of(text: str) -> str:
+    return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 def make_tokens(_: Bench, folder: Path) -> None:
@@ -174,6 +198,31 @@ def read_cached_rows() -> None:
     write_file(Path("rows.bin"), rows)
 
 
+def use_key_index() -> None:
+    """Let lookups of keys use an index, however few documents there are."""
+    from tokenmill.inspect import key_index, keys
+
+    keys.SCANNED = 0
+    key_index._SORTED = 64
+
+
+def drop_words(name: str, data: bytes) -> bytes | None:
+    """Leave out the files of an index of words, whose names are random, but not the answer."""
+    return None if "/words/" in name or name.endswith("/words.lock") else data
+
+
+def index_and_search() -> None:
+    """Index the words of a dataset, and write what a search finds to a file."""
+    import tokenmill
+    from tokenmill.storage.files import remove_temporaries, write_file
+
+    remove_temporaries(Path())
+    tokenmill.index("data", progress=False)
+    found = tokenmill.search("data", "miller bread", progress=False)
+    text = "".join(f"{match.split} {match.token} {match.byte}\n" for match in found)
+    write_file(Path("found.txt"), text.encode())
+
+
 def drop_pieces(name: str, data: bytes) -> bytes | None:
     """Leave out the files of a cache, which may vanish, but not those that exceed its limit."""
     is_cache = name.startswith("cache/") and len(data) <= _CACHE_BYTES
@@ -253,6 +302,46 @@ _ALL = [
             *("reshard", "data", "--out", "out", "--tokens-per-shard", "2000"),
             *("--compress", "zstd"),
         ),
+        make_inputs=make_dataset,
+    ),
+    Scenario(
+        name="exclude",
+        arguments=("exclude", "data", "a.txt", "--search", "miller bread", "--because", "lab"),
+        make_inputs=make_listed_dataset,
+    ),
+    Scenario(
+        name="exclude-new",
+        arguments=("exclude", "data", "c.jsonl", "--out", "new/list.jsonl"),
+        make_inputs=make_dataset,
+    ),
+    Scenario(
+        name="prepare-excluded",
+        arguments=(*_PREPARE, *_SHARDS, "--workers", "2", "--exclude", "list.jsonl"),
+        make_inputs=make_listed_texts,
+        set_up=use_small_parts,
+    ),
+    Scenario(
+        name="reshard-excluded",
+        arguments=("reshard", "data", "--out", "out"),
+        make_inputs=make_listed_dataset,
+    ),
+    Scenario(
+        name="key-index",
+        arguments=("where", "data", _key_of(_documents(30, 1)[3]), "--kind", "key"),
+        make_inputs=make_dataset,
+        set_up=use_key_index,
+        normalize=drop_times,
+    ),
+    Scenario(
+        name="word-index",
+        arguments=("index", "data"),
+        program=index_and_search,
+        make_inputs=make_dataset,
+        normalize=drop_words,
+    ),
+    Scenario(
+        name="stats",
+        arguments=("stats", "data"),
         make_inputs=make_dataset,
     ),
     Scenario(

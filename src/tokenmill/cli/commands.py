@@ -27,6 +27,11 @@ _COMMANDS = {
     "peek": ("peek:peek", "Show the text and the origin of one document."),
     "search": ("search:search", "Show every occurrence of a text in a dataset."),
     "index": ("index:index", "Index the words of a dataset, for faster searches."),
+    "where": ("where:where", "Show where a document is, and when a run reads it."),
+    "exclude": ("exclude:exclude", "List documents that the next datasets leave out."),
+    "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
+    "stats": ("stats:stats", "Show what a dataset consists of: tokens, lengths, scripts."),
+    "diff": ("diff:diff", "Compare the documents of two datasets."),
     "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
     "view": ("view:view", "Show a dataset and its runs in the browser."),
     "spikes": ("spikes:spikes", "Show where the loss jumped, and which documents did it."),
@@ -42,8 +47,11 @@ _COMMANDS = {
 }
 # By default, cyclopts shows an optional positional argument as [ARGS].
 _USAGES = {
+    "exclude": "Usage: tokenmill exclude [OPTIONS] DATA [WHAT...]",
+    "where": "Usage: tokenmill where [OPTIONS] [DATA...] WHAT",
     "download": "Usage: tokenmill download [OPTIONS] [REPO]",
     "search": "Usage: tokenmill search [OPTIONS] PATH [TEXT]",
+    "stats": "Usage: tokenmill stats [OPTIONS] DATA...",
     "explain": "Usage: tokenmill explain [OPTIONS] [DATA...]",
     "spikes": "Usage: tokenmill spikes [OPTIONS] [RUN]",
     "train": "Usage: tokenmill train [OPTIONS] [DATA...]",
@@ -75,7 +83,8 @@ def find_flags(command: Sequence[str]) -> dict[str, str]:
     """Map each argument of a command to its flag or positional name.
 
     >>> find_flags(["reshard"])
-    {'path': 'PATH', 'out': '--out', 'tokens_per_shard': '--tokens-per-shard', 'compress': '--compress'}
+    {'path': 'PATH', 'out': '--out', 'tokens_per_shard': '--tokens-per-shard', 'compress': '--compress', \
+'exclude': '--exclude'}
     """
     _, apps, _ = app.parse_commands(command)
     arguments = apps[-1].assemble_argument_collection() if len(apps) > 1 else ()

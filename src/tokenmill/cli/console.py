@@ -112,6 +112,29 @@ def typed_options(options: Mapping[str, str | None]) -> str:
     return "".join(f" --{name} {shlex.quote(value)}" for name, value in given)
 
 
+def draw_bar(share: float, width: int = 20) -> str:
+    """Draw a share from 0 to 1 as a bar. A share above 0 is never empty.
+
+    >>> len(draw_bar(0.5)), draw_bar(0), len(draw_bar(0.001))
+    (10, '', 1)
+    """
+    encoding = (getattr(_stdout.file, "encoding", None) or "ascii").lower()
+    length = round(width * min(share, 1))
+    return ("█" if "utf" in encoding else "#") * max(length, int(share > 0))
+
+
+def parse_count(text: str) -> int:
+    """Parse a number of tokens such as 10B or 500M.
+
+    >>> parse_count("10B"), parse_count("1.5M"), parse_count("4_096"), parse_count("2T")
+    (10000000000, 1500000, 4096, 2000000000000)
+    """
+    match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]+)?)\s*([kKmMbBtT]?)\s*", text.replace("_", ""))
+    if not match:
+        raise UsageError(f"{text!r} is not a number of tokens. Write a number such as 10B or 500M.")
+    return int(float(match[1]) * 1000 ** " kmbt".index(match[2].lower() or " "))
+
+
 def parse_size(text: str) -> int:
     """Parse a number of bytes such as 2GB or 512MiB.
 

@@ -47,4 +47,9 @@ def parse_path(_: Any, tokens: Sequence[Token]) -> Path:
     return as_path(tokens[0].value)
 
 
+def parse_paths(_: Any, tokens: Sequence[Token]) -> tuple[Path, ...]:
+    """Convert arguments to local paths, or to paths in an object store. A negative flag gives none."""
+    return tuple(as_path(token.value) for token in tokens if token.value)
+
+
 RECOGNISED = Opening()

@@ -19,9 +19,9 @@ from tokenmill.cli.console import (
     typed,
 )
 from tokenmill.cli.flags import name_flags
-from tokenmill.cli.opening import parse_path
+from tokenmill.cli.opening import parse_path, parse_paths
 from tokenmill.errors import UsageError
-from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME
+from tokenmill.preparation.folder import EXCLUDED_NAME, REJECTED_NAME, REPAIRED_NAME
 from tokenmill.preparation.plan import Plan, make_plan
 from tokenmill.preparation.prepare import Report
 from tokenmill.preparation.prepare import prepare as prepare_dataset
@@ -43,6 +43,10 @@ def prepare(
     tokenizer: Annotated[str, Parameter(group=_CONTENT)] = "gpt2",
     scheme: Annotated[str | None, Parameter(group=_CONTENT)] = None,
     settings: Annotated[PrepareSettings | None, Parameter(name="*", group=_CONTENT)] = None,
+    exclude: Annotated[
+        tuple[Path, ...] | None,
+        Parameter(group=_CONTENT, converter=parse_paths, negative="--no-exclude"),
+    ] = None,
     workers: Annotated[int | None, Parameter(group=_WORK)] = None,
     memory: Annotated[str | None, Parameter(group=_WORK)] = None,
     work: Annotated[Path | None, Parameter(group=_WORK)] = None,
@@ -70,6 +74,9 @@ def prepare(
     scheme
         Rule for splitting text into words before tokenization, such as cl100k. Needed only for a
         .tiktoken file, unless the file has a published name such as cl100k_base.tiktoken.
+    exclude
+        List of documents to leave out, as `tokenmill exclude` makes it. May be repeated. The list
+        of the --out folder is used in any case. --no-exclude keeps all documents.
     workers
         Number of worker processes. By default, one per core.
     memory
@@ -93,13 +100,15 @@ def prepare(
     limit = parse_size(memory) if memory else None
     loaded = load_tokenizer(tokenizer, scheme=scheme)
     if dry_run:
-        plan = make_plan(inputs, folder, tokenizer=loaded, workers=workers, memory=limit, **chosen)
+        resources = {"workers": workers, "memory": limit}
+        plan = make_plan(inputs, folder, tokenizer=loaded, exclude=exclude, **resources, **chosen)
         _show_estimate(plan)
         return 0
     return prepare_and_show(
         inputs,
         folder,
         tokenizer=loaded,
+        exclude=exclude,
         workers=workers,
         memory=limit,
         work=work,
@@ -161,6 +170,8 @@ def show_report(report: Report, seconds: float) -> None:
         _show_repairs(report)
     for entry in ledger["set_aside"]:
         show(f"Skipped: {one_line(entry['source'])}: {one_line(name_flags(entry['reason']))}.")
+    if (report.path / EXCLUDED_NAME).exists():
+        show(f"Excluded documents are listed in {report.path / EXCLUDED_NAME}.")
     if (report.path / REJECTED_NAME).exists():
         show(f"Rejected records are listed in {report.path / REJECTED_NAME}.")
     per_token = ledger["characters"] / max(1, ledger["tokens"])

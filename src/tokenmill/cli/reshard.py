@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from tokenmill.cli.console import Display, report_stopped, show, show_next, typed
-from tokenmill.cli.opening import parse_path
+from tokenmill.cli.opening import parse_path, parse_paths
 from tokenmill.convert.reshard import reshard as reshard_dataset
 from tokenmill.wording import counted
 
@@ -20,8 +20,13 @@ def reshard(
     out: Annotated[Path, Parameter(converter=parse_path)],
     tokens_per_shard: int | None = None,
     compress: Literal["none", "zstd"] | None = None,
+    exclude: Annotated[
+        tuple[Path, ...] | None, Parameter(converter=parse_paths, negative="--no-exclude")
+    ] = None,
 ) -> int:
     """Copy a dataset into other shards. Training batches stay the same.
+
+    Documents that `tokenmill exclude` listed for PATH are left out of the copy.
 
     To resume after an interruption, run the same command again.
 
@@ -35,11 +40,18 @@ def reshard(
         Tokens per shard. The last shard of a split may have fewer. By default, as in PATH.
     compress
         Compression of the shards: zstd or none. By default, as in PATH.
+    exclude
+        Further list of documents to leave out. May be repeated. --no-exclude keeps all documents.
     """
     try:
         with Display() as display:
             made = reshard_dataset(
-                path, out, tokens_per_shard=tokens_per_shard, compress=compress, watcher=display
+                path,
+                out,
+                tokens_per_shard=tokens_per_shard,
+                compress=compress,
+                exclude=exclude,
+                watcher=display,
             )
     except KeyboardInterrupt:
         return report_stopped(f"in {out}")

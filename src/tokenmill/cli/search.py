@@ -18,9 +18,11 @@ from tokenmill.cli.console import Display, show_styled, typed, typed_options, wa
 from tokenmill.cli.opening import RECOGNISED, Opening, parse_path
 from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.errors import UsageError
+from tokenmill.inspect.kept import may_have_kept
 from tokenmill.inspect.search.matches import Match
 from tokenmill.inspect.search.search import count_matches
 from tokenmill.inspect.search.search import search as find
+from tokenmill.inspect.search.word_index import NAME
 from tokenmill.wording import count, counted, one_line
 
 
@@ -103,7 +105,7 @@ def search(
         show_styled(
             Text(f"\n{counted(shown, 'occurrence')}{', and maybe more' if stopped else ''}")
         )
-        _show_next(last, here, can_index=index and text is not None)
+        _show_next(last, here, can_index=text is not None and not may_have_kept(dataset, NAME))
     return 0
 
 

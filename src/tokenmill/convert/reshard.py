@@ -1,15 +1,18 @@
-"""`tokenmill.reshard`: write a prepared dataset with shards of another size, or compressed.
+"""`tokenmill.reshard`: write a prepared dataset with shards of another size, compressed, or without
+some documents.
 
 The result has the bytes that `prepare` would write with the new settings: the same tokens,
-documents, keys and origins. Batches do not change. The checksums of the source are verified first.
+documents, keys and origins. Batches do not change, unless documents are left out. The checksums of
+the source are verified first.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +20,18 @@ import numpy.typing as npt
 from tokenmill.convert.shard_writer import (
     MARKS,
     RECORD,
+    SplitData,
     check_checksums,
     read_finished,
     refuse_other_dataset,
     write_manifest,
     write_splits,
 )
-from tokenmill.dataset.opening import open
+from tokenmill.convert.without import LeftOut, check_change, leaving_out
+from tokenmill.dataset.opening import Dataset, open
 from tokenmill.errors import UsageError
-from tokenmill.preparation.folder import REPORT_NAMES
+from tokenmill.preparation.exclusion import Exclude, choose_lists
+from tokenmill.preparation.folder import EXCLUDED_NAME, REPORT_NAMES
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import AtomicFile
@@ -48,13 +54,15 @@ def reshard(
     *,
     tokens_per_shard: int | None = None,
     compress: Compress | None = None,
+    exclude: Exclude = None,
     progress: bool | None = None,
     watcher: Watcher | None = None,
 ) -> Manifest:
     """Write a copy of a prepared dataset with other shards, or resume writing it.
 
     `compress` is "zstd" or "none". If `tokens_per_shard` or `compress` is omitted, it stays as in
-    the source.
+    the source. The copy leaves out the documents in the source's list (see `tokenmill.exclude`) and
+    in the lists `exclude`; `exclude=False` keeps all documents.
 
     >>> import tempfile, tokenmill
     >>> folder = Path(tempfile.mkdtemp())
@@ -64,8 +72,6 @@ def reshard(
     >>> [shard.tokens for shard in made.splits["train"].shards]
     [10, 10, 1]
     """
-    if tokens_per_shard is None and compress is None:
-        raise UsageError("nothing would change. Pass `tokens_per_shard`, `compress`, or both.")
     if tokens_per_shard is not None and not 1 <= tokens_per_shard < 1 << 62:
         raise UsageError(
             f"`tokens_per_shard` is {tokens_per_shard}; it must be positive, and below 2**62."
@@ -78,45 +84,78 @@ def reshard(
             f"tokenmill import {source} --out FOLDER"
         )
     wanted = _change_settings(manifest, tokens_per_shard, compress)
+    is_same = tokens_per_shard is None and compress is None
+    lists = choose_lists(exclude, source)
+    with (
+        explain_disk_errors(),
+        watching(watcher, progress) as shown,
+        leaving_out(dataset, _read_splits(dataset, manifest), lists, shown) as (splits, left_out),
+    ):
+        if is_same:
+            check_change(lists, left_out)
+        if left_out is not None:
+            settings, ledger = left_out.change(wanted)
+            wanted = replace(wanted, settings=settings, ledger=ledger)
+        with OutputFolder(as_path(out), marks=MARKS) as folder:
+            return _write(dataset, manifest, wanted, splits, left_out, folder, shown)
+
+
+def _read_splits(dataset: Dataset, manifest: Manifest) -> dict[str, SplitData]:
+    nothing = Tokens.of(np.empty(0, dataset.dtype))  # stands in for empty splits
+    return {
+        name: (dataset.get(name, nothing), _TableRecords(dataset.path, split))
+        for name, split in manifest.splits.items()
+    }
+
+
+def _write(
+    dataset: Dataset,
+    manifest: Manifest,
+    wanted: Manifest,
+    splits: Mapping[str, SplitData],
+    left_out: LeftOut | None,
+    folder: OutputFolder,
+    watcher: Watcher,
+) -> Manifest:
+    """Write the dataset `wanted` from the splits of `dataset`, or resume writing it."""
+    gone = {} if left_out is None else left_out.documents
+    counts = [
+        (name, len(splits[name][0]), documents - gone.get(name, 0))
+        for name, _, documents in _count_contents(manifest)
+    ]
     tokens_per_shard = wanted.settings["tokens_per_shard"]
+    if there := read_finished(folder.path):
+        same = _without_shards(there) == _without_shards(wanted)
+        if not same or _count_contents(there) != counts:
+            refuse_other_dataset(folder.path)
+        return there
     settings = {
         "reshard": [split.shards.xxh3_128 for split in manifest.splits.values()],
         "tokens_per_shard": tokens_per_shard,
         **describe_compression(wanted.compression),
+        **({} if left_out is None else {"exclude": wanted.settings["exclude"]}),
     }
-    with (
-        explain_disk_errors(),
-        OutputFolder(as_path(out), marks=MARKS) as folder,
-        watching(watcher, progress) as shown,
-    ):
-        if there := read_finished(folder.path):
-            same = _without_shards(there) == _without_shards(wanted)
-            if not same or _count_contents(there) != _count_contents(wanted):
-                refuse_other_dataset(folder.path)
-            return there
-        folder.remember(RECORD, settings)
-        nothing = Tokens.of(np.empty(0, dataset.dtype))  # stands in for empty splits
-        check_checksums(dataset.path, manifest)
-        splits, _ = write_splits(
-            folder.path,
-            {
-                name: (dataset.get(name, nothing), _TableRecords(dataset.path, split))
-                for name, split in manifest.splits.items()
-            },
-            dtype=dataset.dtype,
-            vocab_size=manifest.vocab_size,
-            tokens_per_shard=tokens_per_shard,
-            compression=wanted.compression,
-            watcher=shown,
-        )
-        made = replace(wanted, splits=splits)
-        _compare_ids(manifest, made)
-        for name in REPORT_NAMES:
-            if (dataset.path / name).is_file():
-                _copy(dataset.path, folder.path, name)
-        state = read_inside(dataset.path, TOKENIZER_NAME, MOST_BYTES)
-        write_manifest(folder.path, made, state)
-        return made
+    folder.remember(RECORD, settings)
+    if left_out is not None:
+        left_out.announce(watcher)
+    check_checksums(dataset.path, manifest)
+    made_splits, _ = write_splits(
+        folder.path,
+        splits,
+        dtype=dataset.dtype,
+        vocab_size=manifest.vocab_size,
+        tokens_per_shard=tokens_per_shard,
+        compression=wanted.compression,
+        watcher=watcher,
+    )
+    made = replace(wanted, splits=made_splits)
+    _compare_ids(manifest, made)
+    for name in REPORT_NAMES:
+        more = left_out.report if left_out is not None and name == EXCLUDED_NAME else None
+        _copy(dataset.path, folder.path, name, more)
+    state = read_inside(dataset.path, TOKENIZER_NAME, MOST_BYTES)
+    write_manifest(folder.path, made, state)
+    return made
 
 
 def _change_settings(
@@ -151,11 +190,23 @@ def _compare_ids(source: Manifest, made: Manifest) -> None:
                     raise DamagedFileError(path, "does not have the ids of its source")
 
 
-def _copy(source: Path, target: Path, name: str) -> None:
-    with open_inside(source, name) as file, AtomicFile(target / name) as copy:
-        while block := file.read(4 << 20):
-            copy.write(block)
-        copy.finish()
+def _copy(source: Path, target: Path, name: str, more: BinaryIO | None) -> None:
+    """Copy a report, if there is one, and append more to it."""
+    is_there = (source / name).is_file()
+    if is_there or more is not None:
+        with AtomicFile(target / name) as copy:
+            if is_there:
+                with open_inside(source, name) as file:
+                    _append(file, copy)
+            if more is not None:
+                _append(more, copy)
+            if is_there or copy.size:
+                copy.finish()
+
+
+def _append(file: BinaryIO, copy: AtomicFile) -> None:
+    while block := file.read(4 << 20):
+        copy.write(block)
 
 
 def _without_shards(manifest: Manifest) -> Manifest:

@@ -14,7 +14,8 @@ kept beside the dataset (`kept.py`), and later calls only read it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -100,7 +101,7 @@ def stats(
     >>> _ = tokenmill.prepare(folder / "a.txt", folder / "data", tokenizer="bytes", val_fraction=0)
     >>> found = stats(folder / "data", seq_len=8)
     >>> found.tokens, found.documents, found.lengths.longest, found.cut(8).documents_cut
-    (44, 2, 23, 2)
+    (43, 2, 22, 2)
     >>> found.frequent[0].text, found.scripts.scripts[0].script
     (' ', 'Latin')
 
@@ -139,7 +140,7 @@ def stats(
             for name, (dataset, _) in opened.items()
         }
     found = parts[""] if "" in parts else _join(parts)
-    return _replace(found, budget=spent)
+    return replace(found, budget=spent) if spent else found
 
 
 def read_stats(dataset: Dataset, split: str | None = None) -> Statistics | None:
@@ -162,9 +163,9 @@ def _open(
     if isinstance(data, Dataset):
         return {"": (data, 1.0)}
     given = [data] if isinstance(data, (str, os.PathLike)) else list(data)
-    if len(given) == 1 or any("=" in os.fspath(one) for one in given):
-        parsed = parse_named(given)
-    else:
+    is_mixture = any("=" in os.fspath(one) for one in given)
+    parsed = parse_named(given) if is_mixture else []
+    if not any(one.name for one in parsed):
         return {"": (open_dataset(given, cache_bytes=0, **options), 1.0)}
     return {
         name: (open_dataset(path, cache_bytes=0, **options), weight)
@@ -460,9 +461,3 @@ class _Computation:
 
 def _has_documents(tokens: Any) -> bool:
     return tokens.documents is not None or tokens.eot_id is not None
-
-
-def _replace(found: Statistics, **changes: Any) -> Statistics:
-    import dataclasses
-
-    return dataclasses.replace(found, **changes) if any(changes.values()) else found

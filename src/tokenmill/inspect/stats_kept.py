@@ -55,7 +55,7 @@ def read_kept(dataset: Dataset, split: str | None) -> Statistics | None:
     kept = read_receipt(_name(folder, split, "json"), _Kept)
     if kept is None or kept.version != VERSION or kept.figures.split != split:
         return None
-    if kept.figures.tokenizer_fingerprint != find_fingerprint(dataset):
+    if kept.figures.tokenizer_fingerprint not in _find_fingerprints(dataset):
         return None
     counts = _read(folder, kept.counts, MOST_IDS)
     sources = None
@@ -91,10 +91,13 @@ def keep(dataset: Dataset, found: Statistics) -> None:
     write_file(_name(folder, found.split, "json"), encode_receipt(kept))
 
 
-def find_fingerprint(dataset: Dataset) -> str | None:
-    """Return the fingerprint of a dataset's tokenizer; None if the tokenizer is unknown."""
+def _find_fingerprints(dataset: Dataset) -> tuple[str | None, ...]:
+    """Return which tokenizers may have been used; None is for a tokenizer that cannot be loaded."""
+    manifest = dataset.manifest
+    if manifest is not None and dataset.has_tokenizer:
+        return manifest.tokenizer_fingerprint, None
     tokenizer = find_tokenizer(dataset)
-    return tokenizer.fingerprint if isinstance(tokenizer, Tokenizer) else None
+    return (None if isinstance(tokenizer, TokenizerError) else tokenizer.fingerprint,)
 
 
 def find_tokenizer(dataset: Dataset) -> Tokenizer | TokenizerError:

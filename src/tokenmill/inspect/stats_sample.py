@@ -29,7 +29,7 @@ def choose_blocks(total: int, limit: int, block: int) -> Iterator[tuple[int, int
 def share_limit(limit: int, part: int, total: int) -> int:
     """Return the limit for a part of the data, in proportion to its size, and at least 1.
 
-    >>> share_limit(100, 1, 4), share_limit(100, 4, 4)
-    (25, 100)
+    >>> share_limit(100, 200, 800), share_limit(800, 200, 800)
+    (25, 200)
     """
     return max(1, limit * part // total) if total > limit else part

@@ -33,37 +33,14 @@ _NAMES = {
 }
 # The first words of names of letters and marks that several scripts use.
 _SHARED = frozenset(
-    ("COMBINING", "MODIFIER", "MATHEMATICAL", "MICRO", "DOUBLE-STRUCK", "SCRIPT", "BLACK-LETTER")
-    + ("VARIATION", "ALEF", "BET", "GIMEL", "DALET", "ARABIC-INDIC", "SPACING", "VERTICAL")
-    + ("INFORMATION", "PLANCK", "ENCLOSED", "COMPATIBILITY", "MUSICAL", "MASU")
+    "COMBINING MODIFIER MATHEMATICAL MICRO DOUBLE-STRUCK SCRIPT BLACK-LETTER VARIATION ALEF BET GIMEL "
+    "DALET SPACING VERTICAL INFORMATION PLANCK KATAKANA-HIRAGANA ENCLOSED MUSICAL".split()
 )
 # The first words of names of scripts that have more than one word.
 _LONG = frozenset(
-    (
-        "OLD",
-        "NEW",
-        "TAI",
-        "OL",
-        "MEETEI",
-        "SYLOTI",
-        "KAYAH",
-        "LINEAR",
-        "CANADIAN",
-        "MENDE",
-        "PAHAWH",
-    )
-    + ("PAU", "PSALTER", "WARANG", "ZANABAZAR", "MASARAM", "GUNJALA", "SORA", "HANIFI", "NYIAKENG")
-    + (
-        "DIVES",
-        "KHITAN",
-        "CYPRO-MINOAN",
-        "IMPERIAL",
-        "INSCRIPTIONAL",
-        "CAUCASIAN",
-        "BASSA",
-        "EGYPTIAN",
-    )
-    + ("ANATOLIAN", "MEROITIC", "NAG", "SYRIAC")
+    "OLD NEW TAI OL MEETEI SYLOTI KAYAH LINEAR CANADIAN MENDE PAHAWH PAU PSALTER WARANG ZANABAZAR "
+    "MASARAM GUNJALA SORA HANIFI NYIAKENG DIVES KHITAN IMPERIAL INSCRIPTIONAL CAUCASIAN BASSA "
+    "EGYPTIAN ANATOLIAN MEROITIC NAG".split()
 )
 
 
@@ -120,5 +97,4 @@ def _name_script(name: str) -> str:
         return NO_SCRIPT
     if words[0] in _NAMES:
         return _NAMES[words[0]]
-    is_long = words[0] in _LONG and len(words) > 2 and words[1] not in ("LETTER", "VOWEL", "SIGN")
-    return " ".join(words[: 2 if is_long else 1]).title()
+    return " ".join(words[: 2 if words[0] in _LONG else 1]).title()

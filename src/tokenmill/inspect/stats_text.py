@@ -160,9 +160,8 @@ def _find_runs(
     held = np.empty(0, tokens.dtype)
     begin, is_cut, end = 0, False, 0
     for start, stop in choose_blocks(len(tokens), limit, BLOCK):
-        if start != end:
-            if len(held):
-                yield begin, held, (is_cut, True)
+        if start != end and len(held):
+            yield begin, held, (is_cut, True)
         if start != end:
             held, begin, is_cut = held[:0], start, True
         ids = np.append(held, tokens.read(start, stop))

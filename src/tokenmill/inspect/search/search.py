@@ -78,9 +78,9 @@ def search(
 ) -> Iterator[Match]:
     """Yield every occurrence of `text` in a dataset, in order, as they are found.
 
-    >>> import tempfile
+    >>> import pathlib, tempfile
     >>> import tokenmill
-    >>> folder = Path(tempfile.mkdtemp())
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> _ = (folder / "a.txt").write_text("To be, or not to be.")
     >>> _ = tokenmill.prepare(folder / "a.txt", folder / "data", val_fraction=0)
     >>> for match in search(folder / "data", "be", limit=1):

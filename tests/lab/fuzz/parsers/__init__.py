@@ -6,7 +6,9 @@ from importlib import import_module
 
 from ..case import Parser
 
-MODULES = "store states formats tokenizers texts receipts hub commands models objects work".split()
+MODULES = (
+    "store states formats tokenizers texts receipts hub commands models objects work inspected pages"
+).split()
 
 
 def load_parsers(names: list[str] | None = None) -> dict[str, Parser]:

@@ -1,0 +1,105 @@
+"""Divide the documents of two datasets by their keys, so that each part fits in memory.
+
+Costs: memory for some `LIMIT` documents. If there are more, 48 bytes of disk for each document, in a
+temporary folder, which is removed at the end. A part that is still too large is reduced, since equal
+documents become one entry, or divided again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from tokenmill.inspect.diff_matching import ENTRY, Entries, reduce_entries
+from tokenmill.storage.disk import explain_disk_errors
+
+LIMIT = 1 << 20  # entries in memory
+_BITS = 8  # of a hash that choose a file
+_ROUNDS = 4  # divisions; after these, a part is used as it is
+_READ = 1 << 17  # entries read at once
+
+
+def divide(
+    blocks: Iterable[Entries], total: int, advance: Callable[[int], None], limit: int = LIMIT
+) -> Iterator[Entries]:
+    """Yield all entries again, so that entries with equal keys are in the same array.
+
+    `total` is how many there are. Reports how many entries were yielded to `advance`.
+    """
+    if total <= limit:
+        found = list(blocks)
+        entries = np.concatenate(found) if found else np.empty(0, ENTRY)
+        advance(len(entries))
+        yield entries
+        return
+    # A random factor, so that nobody can make keys that are all in one part.
+    factor = np.uint64(secrets.randbits(64) | 1)
+    with explain_disk_errors(), tempfile.TemporaryDirectory(prefix="tokenmill-diff-") as name:
+        folder = Path(name)
+        _distribute(blocks, folder, factor, 0)
+        yield from _read_all(folder, factor, 0, limit, advance)
+
+
+def _distribute(blocks: Iterable[Entries], folder: Path, factor: np.uint64, round: int) -> None:
+    """Write entries to files in a folder, chosen by some bits of a hash of their key."""
+    with ExitStack() as stack:
+        files = [
+            stack.enter_context((folder / f"{number:03}").open("wb"))
+            for number in range(1 << _BITS)
+        ]
+        for entries in blocks:
+            high, low = entries["key"].T
+            mixed = (high ^ (low * factor)) * factor
+            part = (mixed >> np.uint64(64 - _BITS * (round + 1))).astype(np.uint8)
+            order = np.argsort(part, kind="stable")
+            borders = np.searchsorted(part[order], np.arange((1 << _BITS) + 1))
+            ordered = entries[order]
+            for number, file in enumerate(files):
+                if borders[number] < borders[number + 1]:
+                    file.write(ordered[borders[number] : borders[number + 1]].tobytes())
+
+
+def _read_all(
+    folder: Path, factor: np.uint64, round: int, limit: int, advance: Callable[[int], None]
+) -> Iterator[Entries]:
+    for path in sorted(folder.iterdir()):
+        count = path.stat().st_size // ENTRY.itemsize
+        reduced = _reduce_file(path, limit if round + 1 < _ROUNDS else count)
+        if reduced is not None:
+            yield reduced
+            advance(count)
+        else:
+            below = folder / f"{path.name}.parts"
+            below.mkdir()
+            _distribute(_read(path), below, factor, round + 1)
+            path.unlink()
+            yield from _read_all(below, factor, round + 1, limit, advance)
+            below.rmdir()
+            continue
+        path.unlink()
+
+
+def _reduce_file(path: Path, limit: int) -> Entries | None:
+    """Return the entries of a file, joined if they agree; None if more than `limit` are left."""
+    held: list[Entries] = []
+    count = 0
+    for entries in _read(path):
+        held.append(entries)
+        count += len(entries)
+        if count > limit:
+            held = [reduce_entries(np.concatenate(held))]
+            count = len(held[0])
+            if count > limit:
+                return None
+    return np.concatenate(held) if held else np.empty(0, ENTRY)
+
+
+def _read(path: Path) -> Iterator[Entries]:
+    with path.open("rb") as file:
+        while data := file.read(_READ * ENTRY.itemsize):
+            yield np.frombuffer(data, ENTRY)
