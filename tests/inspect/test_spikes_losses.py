@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -142,9 +143,5 @@ def test_json_lines_are_limited(tmp_path, monkeypatch):
 @given(st.binary(max_size=300), st.sampled_from(["a.npy", "a.f32", "a.jsonl"]), st.booleans())
 def test_no_bytes_crash(tmp_path, data, name, is_npy):
     (tmp_path / name).write_bytes((b"\x93NUMPY\x01\x00" if is_npy else b"") + data)
-    try:
-        found = read_losses(tmp_path / name)
-    except TokenmillError as error:
-        assert str(error)
-    else:
-        assert len(found.values)
+    with suppress(TokenmillError):
+        assert len(read_losses(tmp_path / name).values)

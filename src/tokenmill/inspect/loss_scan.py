@@ -240,7 +240,10 @@ def _count_not_finite(
 
 @dataclass(frozen=True, kw_only=True)
 class Jump:
-    """Steps whose loss jumped, from `first` to `last`; the other values are those of `peak`."""
+    """Steps whose loss jumped, from `first` to `last`; `first_excess` is the excess of `first`.
+
+    The other values are those of `peak`.
+    """
 
     first: int
     last: int
@@ -248,6 +251,7 @@ class Jump:
     loss: float
     expected: float
     excess: float
+    first_excess: float
     score: float
 
 
@@ -333,12 +337,15 @@ def _add_jumps(found: Scan, losses: Floats, low: int, level: Level, threshold: f
             loss=float(losses[index]),
             expected=float(level.expected[index]),
             excess=float(excess[index]),
+            first_excess=float(excess[index]),
             score=float(scores[index]),
         )
         before = found.jumps[-1] if found.jumps else None
         if before is not None and step - before.last <= GAP:
             top = one if one.excess > before.excess else before
-            found.jumps[-1] = replace(top, first=before.first, last=step)
+            found.jumps[-1] = replace(
+                top, first=before.first, first_excess=before.first_excess, last=step
+            )
             continue
         if len(found.jumps) > 8 * MOST_JUMPS:  # the last one may still grow
             found.jumps = [*_keep_jumps(found.jumps[:-1]), found.jumps[-1]]

@@ -34,6 +34,7 @@ from tokenmill.wording import count, counted
 THRESHOLD = 6.0
 LIMIT = 10
 _ROWS_OF_SPIKE = 5
+_GROUP_OF_STEPS = 64  # steps that a group of blocks has at least, for rows to be well shuffled
 _STEPS_OF_SPIKE = 4  # the first steps, in which the cause must be
 _ROWS_OF_STEPS = 1 << 14  # rows of spikes to look up, if only the losses of steps are known
 
@@ -278,7 +279,7 @@ def _make_curve(
     view: RunView, file: LossFile | None, first_step: int | None, notes: list[str]
 ) -> RowCurve | StepCurve:
     """Return the losses by step. Adds what the user should know to `notes`."""
-    is_ordered = view.rows.settings.order == "sequential"
+    is_ordered = _is_ordered(view)
     if file is None:
         known = view.losses_count
         if not known:
@@ -314,6 +315,15 @@ def _make_curve(
         view.phases, total, lambda first, last: values[first:last], is_ordered=is_ordered
     )
     return _check(curve, total, str(file.path))
+
+
+def _is_ordered(view: RunView) -> bool:
+    """Return whether most rows of a step may be neighbours in the data, and so of one document."""
+    kind = view.rows.settings
+    if kind.order != "blocks" or kind.block_rows is None or kind.group_blocks is None:
+        return kind.order == "sequential"
+    largest = max(phase.batch_rows for phase in view.phases)
+    return kind.block_rows * kind.group_blocks < _GROUP_OF_STEPS * largest
 
 
 def _check(curve: RowCurve, rows: int, where: str) -> RowCurve:
@@ -408,7 +418,7 @@ def _find_cause(curve: RowCurve, judge: Judge, jump: Jump) -> tuple[str, Integer
     rows = np.array(curve.rows_of(jump.first))
     excess, is_high = judge.judge(rows)
     # In steps of few rows, a row's excess is above the level of steps, like that of the step.
-    share = float(excess[is_high].sum()) / (max(jump.excess, 1e-300) * len(rows))
+    share = float(excess[is_high].sum()) / (max(jump.first_excess, 1e-300) * len(rows))
     cause = "rows" if is_high.any() and share >= 0.5 else "weights"
     first = max(0, jump.first - 1) if cause == "weights" else jump.first
     steps = range(first, min(jump.last, jump.first + _STEPS_OF_SPIKE - 1) + 1)

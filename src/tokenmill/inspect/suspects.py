@@ -162,25 +162,23 @@ def find_suspects(
     watcher.begin("examining documents", len(candidates))
     found = []
     for candidate in candidates:
-        suspect = _examine(view, judge, candidate, rows)
+        examined = _examine(view, judge, candidate, rows)
         watcher.advance(1)
-        if suspect is not None and suspect.excess > 0:
-            found.append(suspect)
-    if judge.has_rows:
-        found.sort(key=lambda one: (-one.excess, one.source, one.start))
-    else:
-        found.sort(key=lambda one: (-one.high_rows, -one.excess, one.source, one.start))
+        if examined is not None and examined[0].excess > 0:
+            found.append(examined)
+    found.sort(key=lambda one: (-one[0].excess, one[0].source, one[0].start))
+    if not judge.has_rows:
+        found.sort(key=lambda one: -one[0].high_rows)
     return tuple(
-        replace(one, beside=_find_beside(one, found[:number])) for number, one in enumerate(found)
+        replace(one, beside=_find_beside(own, found[:number]))
+        for number, (one, own) in enumerate(found)
     )
 
 
-def _find_beside(one: Suspect, before: Sequence[Suspect]) -> int | None:
-    rows = set(one.first_rows)
-    for number, other in enumerate(before):
-        if one.high_rows == len(rows) and rows <= set(other.first_rows):
-            return number
-    return None
+def _find_beside(
+    rows: frozenset[int], before: Sequence[tuple[Suspect, frozenset[int]]]
+) -> int | None:
+    return next((number for number, (_, others) in enumerate(before) if rows <= others), None)
 
 
 def _choose(
@@ -265,7 +263,7 @@ def _examine(view: RunView, judge: Judge, candidate: _Candidate, known: Integers
     document = None if tokens.documents is None else tokens.documents.at(start)
     shard = tokens.shard_name(tokens.locate(start)[0])
     beginning = tokens[start : min(stop, start + 4 * TEXT_LENGTH)]
-    return Suspect(
+    suspect = Suspect(
         source=name,
         document=document,
         start=start,
@@ -279,6 +277,7 @@ def _examine(view: RunView, judge: Judge, candidate: _Candidate, known: Integers
         first_rows=tuple(rows[is_high][:_LISTED].tolist()),
         first_steps=tuple(np.unique(steps[is_high])[:_LISTED].tolist()),
     )
+    return suspect, frozenset(rows[is_high].tolist())
 
 
 def find_shared(view: RunView, suspects: Sequence[Suspect]) -> tuple[Shared, ...]:
