@@ -235,8 +235,8 @@ def _find(
     names = list(dataset) if split is None else [split]
     total = sum(len(dataset[name]) for name in names)
     is_remote = any(dataset[name].is_remote for name in names)
-    limit = (SAMPLE_REMOTE if is_remote else SAMPLE) if sample is None else sample
-    limit = total if limit == "all" else min(limit, total)
+    default = SAMPLE_REMOTE if is_remote else SAMPLE
+    limit = total if sample == "all" else min(sample or default, total)
     lengths = {*SEQ_LENS, seq_len}
     kept = None if fresh else read_kept(dataset, split)
     if kept is not None:
