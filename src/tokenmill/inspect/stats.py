@@ -204,6 +204,7 @@ def _join(parts: dict[str, Statistics]) -> Statistics:
         tokenizer=first.tokenizer,
         tokenizer_fingerprint=first.tokenizer_fingerprint,
         vocab_size=first.vocab_size,
+        eot_id=first.eot_id,
         split=first.split,
         splits=tuple(splits.values()),
         sample=Sample(
@@ -329,6 +330,7 @@ class _Computation:
             tokenizer=None if self.tokenizer is None else self.tokenizer.name,
             tokenizer_fingerprint=fingerprint,
             vocab_size=self.vocab_size,
+            eot_id=self.dataset.eot_id,
             split=self.split,
             splits=tuple(sizes),
             sample=Sample(
