@@ -95,7 +95,7 @@ def search(
         return 0 if any(counts.values()) else 1
     with Display() as display:
         matches = find(dataset, text, limit=limit, watcher=display, **wanted)
-        with closing(matches):
+        with closing(matches):  # ends the threads of a search that stops early
             shown, last = _show(matches, out, json=json)
     if last is None:
         warn(f"{_name(text, tokens)} does not occur in {_name_splits(dataset.splits, split)}.")
