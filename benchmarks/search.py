@@ -114,8 +114,8 @@ def compare(folder: Path) -> list[dict[str, Any]]:
     rows = []
     for what, wanted in QUERIES.items():
         ours, our_cpu, count = time_best(
-            lambda: count_matches(dataset, wanted, use_index=False)["train"]
-        )  # noqa: B023
+            lambda: count_matches(dataset, wanted, use_index=False)["train"]  # noqa: B023
+        )
         lines, their_cpu, _ = time_best(lambda: grep(text, wanted, "-c"))  # noqa: B023
         started = time.perf_counter()
         expected = grep(text, wanted, "-ob")
