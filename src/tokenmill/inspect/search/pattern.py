@@ -150,9 +150,9 @@ class TextPattern:
         words = (len(self._core) + 63) >> 6
         bits = np.zeros((self._vocabulary.room, words), np.uint64)
         inner = (places > 0) & (places < len(self._core))
-        ids, places = self._ids[inner], places[inner].astype(np.uint64)
+        ids, places = self._ids[inner], places[inner]
         # A pair of an id and a place occurs once, so adding sets bits.
-        np.add.at(bits, (ids, (places >> np.uint64(6)).astype(np.int64)), _bit(places))
+        np.add.at(bits, (ids, places >> 6), _bit(places))
         empty = self._vocabulary.known & (self._vocabulary.lengths == 0)
         bits[empty] = ~np.uint64(0)
         return bits
@@ -206,8 +206,8 @@ class TextPattern:
             found.append(self._follow(ids, at, begins))
         hits = _join(found)
         hits = hits.where(hits.first < stop)
-        order = np.lexsort((hits.skip, hits.first)) if not _is_sorted(hits) else slice(None)
-        hits = hits.where(order)
+        if not _is_sorted(hits):
+            hits = hits.where(np.lexsort((hits.skip, hits.first)))
         return hits if len(self._text) <= CORE else self._check_rest(ids, hits)
 
     def _follow(self, ids: AnyIds, at: Integers, begins: Integers) -> Hits:
@@ -253,7 +253,7 @@ class TextPattern:
         self, table: npt.NDArray[np.uint64], ids: AnyIds, places: Integers
     ) -> npt.NDArray[np.bool_]:
         words = table[:, 0].take(ids) if table.shape[1] == 1 else table[ids, places >> 6]
-        fits: npt.NDArray[np.bool_] = words & _bit(places.astype(np.uint64)) != 0
+        fits: npt.NDArray[np.bool_] = words & _bit(places) != 0
         return fits
 
     def _check_rest(self, ids: AnyIds, hits: Hits) -> Hits:
@@ -324,7 +324,7 @@ class IdFinder:
     def __init__(self, wanted: AnyIds, room: int) -> None:
         self._few = wanted.tolist() if len(wanted) <= _FEW else []
         self._table: Any = None
-        if not self._few:
+        if len(wanted) > _FEW:
             import pyarrow
 
             table = np.zeros(room, np.uint8)
@@ -334,6 +334,8 @@ class IdFinder:
     def find(self, ids: AnyIds) -> Integers:
         """Return the positions of the wanted ids, in order."""
         found = [np.empty(0, np.int64)]
+        if not self._few and self._table is None:
+            return found[0]
         spare = np.empty((2, min(_PIECE, len(ids))), bool)
         for low in range(0, len(ids), _PIECE):
             piece = ids[low : low + _PIECE]
@@ -350,7 +352,8 @@ class IdFinder:
             marks = pyarrow.compute.take(self._table, pyarrow.array(piece), boundscheck=False)
             flags: npt.NDArray[np.bool_] = np.frombuffer(marks.buffers()[1], bool, len(piece))
             return flags
-        mask, other = spare
+        mask: npt.NDArray[np.bool_] = spare[0]
+        other = spare[1]
         for number, one in enumerate(self._few):
             if number:
                 np.equal(piece, one, out=other)
@@ -360,8 +363,10 @@ class IdFinder:
         return mask
 
 
-def _bit(places: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    return np.left_shift(np.uint64(1), places & np.uint64(63))
+def _bit(places: Integers) -> npt.NDArray[np.uint64]:
+    """Return numbers in which only the bit for a place is set."""
+    bits: npt.NDArray[np.uint64] = np.uint64(1) << (places & 63).astype(np.uint64)
+    return bits
 
 
 def _blocks(counts: Integers, most: int) -> list[tuple[int, int]]:
