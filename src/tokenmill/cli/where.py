@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from tokenmill.cli.console import Display, show, show_next, show_table, typed_options
+from tokenmill.cli.console import Display, show, show_next, show_table, typed, typed_options
 from tokenmill.cli.peek import describe_source
 from tokenmill.cli.reading import FROM_RUN, Reading
 from tokenmill.errors import UsageError
@@ -217,7 +217,8 @@ def _show_next(found: Whereabouts, data: Sequence[str], options: str, run: Path 
     shown = next((one for one in (*found.documents, *twins)), None)
     commands = []
     if shown is not None:
-        here = shlex.quote(shown.path)
+        one_path = data[0] if len(data) == 1 and not shown.name else shown.path
+        here = typed(Path(one_path))
         split = "" if shown.split == "train" else f" --split {shlex.quote(shown.split)}"
         place = f" --token {shown.start}" if shown.document is None else ""
         if shown.document is not None:
