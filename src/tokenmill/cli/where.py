@@ -147,7 +147,7 @@ def _show_visits(visits: Visits) -> None:
         show(f"{text}.")
         shown += [one for one in (visits.latest, visits.next) if one and one not in shown]
     shown.sort(key=lambda one: one.row)
-    heads = ["epoch", "step", "rank", "index", "row", "tokens of the row"]
+    heads = ["epoch", "step", "rank", "index", "row", "places in the row"]
     rows = [_list_visit(one) for one in shown]
     if any(one.loss is not None for one in shown):
         heads.append("loss")
@@ -232,6 +232,9 @@ def _show_next(found: Whereabouts, data: Sequence[str], options: str, run: Path 
                 map(shlex.quote, [*data, f"{file.source.path}:{unit}={file.first[-1].offset}"])
             )
             commands.append(f"tokenmill where {which}{options}")
+    if run is not None and shown is not None and shown.visits and shown.visits.first:
+        step = (shown.visits.latest or shown.visits.first[0]).step
+        commands.append(f"tokenmill explain --run {typed(run)} --step {step}")
     if run is None and shown is not None and shown.visits is None and shown.split == "train":
         commands.append(f"tokenmill where {asked}{options} --run runs/NAME")
     if commands:
