@@ -162,7 +162,8 @@ def test_a_run_says_how_often_it_read_a_document_and_when_it_will_again(run, cor
             visits = found.visits
             assert visits.read == len(read)
             assert 3 <= len(visits.first) <= 5
-            assert [one.row for one in visits.first] == rows[: len(visits.first)]
+            first = [one.row for one in visits.first if one.row < len(origins)]
+            assert first == rows[: len(first)]
             assert (visits.latest and visits.latest.row) == (read[-1] if read else None)
             assert visits.next.row == rows[len(read)]
             assert visits.next.step == visits.next.row // 8
