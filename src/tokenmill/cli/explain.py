@@ -13,8 +13,15 @@ from cyclopts import Parameter
 from tokenmill.cli.console import show, show_next, typed, typed_options
 from tokenmill.cli.peek import describe_source
 from tokenmill.cli.reading import FROM_RUN, Reading
-from tokenmill.inspect.explain import TEXT_LENGTH, ExplainedRow, ExplainedToken, Explanation
+from tokenmill.inspect.explain import (
+    TEXT_LENGTH,
+    ExplainedRow,
+    ExplainedToken,
+    Explanation,
+    RowDocument,
+)
 from tokenmill.inspect.explain import explain as look_up
+from tokenmill.inspect.run_view import RowSpan
 from tokenmill.store.documents import Document
 from tokenmill.wording import count, counted, one_line
 
@@ -110,9 +117,14 @@ def _show_row(row: ExplainedRow) -> None:
     )
     width = len(str(span.stop - span.start))
     for part in row.documents:
-        named = "" if part.document is None else f"  {_describe(part.document)}"
+        named = "" if part.document is None else f"  {_describe_part(part.document, span, part)}"
         shown = "" if part.text is None else f"  {part.text!r}"
         show(f"  {part.start:{width}}{one_line(named)}{one_line(shown)}")
+
+
+def _describe_part(document: Document, span: RowSpan, part: RowDocument) -> str:
+    before = span.start + part.start - document.start
+    return _describe(document) + (f", from its token {before}" if before else "")
 
 
 def _describe(document: Document) -> str:

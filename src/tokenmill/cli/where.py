@@ -11,9 +11,10 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from tokenmill.cli.console import Display, show, show_next, show_table, typed_options
+from tokenmill.cli.console import Display, show, show_next, show_table, typed, typed_options
 from tokenmill.cli.peek import describe_source
 from tokenmill.cli.reading import FROM_RUN, Reading
+from tokenmill.dataset.named import parse_named
 from tokenmill.errors import UsageError
 from tokenmill.inspect.where import where as find
 from tokenmill.inspect.whereabouts import (
@@ -24,6 +25,7 @@ from tokenmill.inspect.whereabouts import (
     Visits,
     Whereabouts,
 )
+from tokenmill.storage.object_path import as_path
 from tokenmill.store.documents import Document
 from tokenmill.wording import count, counted, one_line
 
@@ -91,7 +93,8 @@ def where(
         show(f"{what_kind.get(found.kind, 'Nothing was found')}: {one_line(found.what)}")
     if not found.is_all:
         show(f"\n… and more: there are more than --limit {limit}.")
-    _show_next(found, data, typed_options(reading.opening), run)
+    shown = [str(one._replace(path=str(as_path(one.path)))) for one in parse_named(data)]
+    _show_next(found, shown, typed_options(reading.opening), run)
     return 0 if is_found else 1
 
 
@@ -147,7 +150,7 @@ def _show_visits(visits: Visits) -> None:
         show(f"{text}.")
         shown += [one for one in (visits.latest, visits.next) if one and one not in shown]
     shown.sort(key=lambda one: one.row)
-    heads = ["epoch", "step", "rank", "index", "row", "tokens of the row"]
+    heads = ["epoch", "step", "rank", "index", "row", "places in the row"]
     rows = [_list_visit(one) for one in shown]
     if any(one.loss is not None for one in shown):
         heads.append("loss")
@@ -217,7 +220,8 @@ def _show_next(found: Whereabouts, data: Sequence[str], options: str, run: Path 
     shown = next((one for one in (*found.documents, *twins)), None)
     commands = []
     if shown is not None:
-        here = shlex.quote(shown.path)
+        one_path = data[0] if len(data) == 1 and not shown.name else shown.path
+        here = typed(Path(one_path))
         split = "" if shown.split == "train" else f" --split {shlex.quote(shown.split)}"
         place = f" --token {shown.start}" if shown.document is None else ""
         if shown.document is not None:
@@ -231,6 +235,9 @@ def _show_next(found: Whereabouts, data: Sequence[str], options: str, run: Path 
                 map(shlex.quote, [*data, f"{file.source.path}:{unit}={file.first[-1].offset}"])
             )
             commands.append(f"tokenmill where {which}{options}")
+    if run is not None and shown is not None and shown.visits and shown.visits.first:
+        step = (shown.visits.latest or shown.visits.first[0]).step
+        commands.append(f"tokenmill explain --run {typed(run)} --step {step}")
     if run is None and shown is not None and shown.visits is None and shown.split == "train":
         commands.append(f"tokenmill where {asked}{options} --run runs/NAME")
     if commands:

@@ -320,15 +320,15 @@ def _explain_some(view: RunView, numbers: Integers, text_length: int) -> Iterato
         found = _find_cuts(tokens, starts[chosen], ids[chosen])
         for number, own in zip(chosen.tolist(), found, strict=True):
             cuts[number] = own
-    for at, (number, source, start) in enumerate(
-        zip(numbers.tolist(), sources.tolist(), starts.tolist(), strict=True)
+    for at, (place, source, start) in enumerate(
+        zip(view.places(numbers), sources.tolist(), starts.tolist(), strict=True)
     ):
         name, tokens = view.rows.names[source], view.rows.tokens[source]
         shard, shard_token = tokens.locate(start)
         dataset, path = view.datasets[name], tokens.shard_name(shard)
         yield ExplainedRow(
-            place=view.place(number),
-            span=RowSpan(row=number, source=name, start=start, stop=start + view.seq_len + 1),
+            place=place,
+            span=RowSpan(row=place.row, source=name, start=start, stop=start + view.seq_len + 1),
             shard=path,
             shard_token=shard_token,
             loss=None if np.isnan(losses[at]) else float(losses[at]),
