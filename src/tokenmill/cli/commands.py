@@ -25,7 +25,7 @@ _COMMANDS = {
     "download": ("download:download", "Download tokens or text from the Hugging Face Hub."),
     "info": ("info:info", "Show what a dataset contains."),
     "peek": ("peek:peek", "Show the text and the origin of one document."),
-    "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
+    "explain": ("explain:explain", "Show the documents of a training step, row or token."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
     "cache": ("cache:cache", "Bring a remote dataset into the cache on local disk."),
     "train": ("train:train", "Train a model, or resume training."),
