@@ -26,7 +26,6 @@ _COMMANDS = {
     "info": ("info:info", "Show what a dataset contains."),
     "peek": ("peek:peek", "Show the text and the origin of one document."),
     "explain": ("explain:explain", "Show the documents of a training step, row or token."),
-    "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
     "search": ("search:search", "Show every occurrence of a text in a dataset."),
     "index": ("index:index", "Index the words of a dataset, for faster searches."),
     "where": ("where:where", "Show where a document is, and when a run reads it."),
