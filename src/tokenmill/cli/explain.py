@@ -22,6 +22,7 @@ from tokenmill.inspect.explain import (
 )
 from tokenmill.inspect.explain import explain as look_up
 from tokenmill.inspect.run_view import RowSpan
+from tokenmill.storage.object_path import as_path
 from tokenmill.store.documents import Document
 from tokenmill.wording import count, counted, one_line
 
@@ -159,7 +160,7 @@ def _show_next(found: Explanation, reading: Reading) -> None:
     for row in found.rows:
         for part in row.documents:
             if part.document is not None and not commands:
-                path = typed(Path(found.paths[row.span.source]))
+                path = typed(as_path(found.paths[row.span.source]))
                 split = f" --split {shlex.quote(found.split)}" if found.split != "train" else ""
                 given = typed_options(reading.opening)
                 commands.append(

@@ -299,7 +299,7 @@ def explain_rows(
     >>> np.save(file, np.frombuffer(b"to be or not to be", np.uint8))
     >>> view = view_data(file, seq_len=8, order="sequential", eot_id=32, tokenizer="bytes")
     >>> [part.text for part in explain_rows(view, [1])[0].documents]
-    ['not ', 'to ', 'be']
+    [' ', 'not ', 'to ', 'b']
     """
     numbers = np.asarray(rows, np.int64)
     at_once = max(1, _READ_TOKENS // (view.seq_len + 1))
