@@ -43,8 +43,8 @@ _WHERE = {
     "train": "tokenmill.training.run",
     "train_tokenizer": "tokenmill.preparation.train_tokenizer",
     "verify": "tokenmill.dataset.verify",
-    "where": "tokenmill.inspect.where",
     "view": "tokenmill.inspect.view.server",
+    "where": "tokenmill.inspect.where",
 }
 
 __all__ = [
@@ -79,8 +79,8 @@ __all__ = [
     "train",
     "train_tokenizer",
     "verify",
-    "where",
     "view",
+    "where",
 ]
 
 if TYPE_CHECKING:
@@ -92,18 +92,14 @@ if TYPE_CHECKING:
     from tokenmill.dataset.opening import Dataset, open
     from tokenmill.dataset.verify import verify
     from tokenmill.errors import TokenmillError
+    from tokenmill.inspect.diff import diff
     from tokenmill.inspect.exclude import exclude
     from tokenmill.inspect.explain import explain
     from tokenmill.inspect.search.search import index, search
-    from tokenmill.inspect.where import where
-    from tokenmill.inspect.diff import diff
-    from tokenmill.inspect.explain import explain
-    from tokenmill.inspect.stats import stats
-    from tokenmill.inspect.search.search import index, search
-    from tokenmill.inspect.explain import explain
-    from tokenmill.inspect.search.search import index, search
-    from tokenmill.inspect.view.server import view
     from tokenmill.inspect.spikes import spikes
+    from tokenmill.inspect.stats import stats
+    from tokenmill.inspect.view.server import view
+    from tokenmill.inspect.where import where
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader
     from tokenmill.load.mixture import Mixture

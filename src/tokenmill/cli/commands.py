@@ -25,17 +25,15 @@ _COMMANDS = {
     "download": ("download:download", "Download tokens or text from the Hugging Face Hub."),
     "info": ("info:info", "Show what a dataset contains."),
     "peek": ("peek:peek", "Show the text and the origin of one document."),
+    "view": ("view:view", "Show a dataset and its runs in the browser."),
     "explain": ("explain:explain", "Show the documents of a training step, row or token."),
+    "where": ("where:where", "Show where a document is, and when a run reads it."),
     "search": ("search:search", "Show every occurrence of a text in a dataset."),
     "index": ("index:index", "Index the words of a dataset, for faster searches."),
-    "where": ("where:where", "Show where a document is, and when a run reads it."),
-    "exclude": ("exclude:exclude", "List documents that the next datasets leave out."),
-    "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
     "stats": ("stats:stats", "Show what a dataset consists of: tokens, lengths, scripts."),
     "diff": ("diff:diff", "Compare the documents of two datasets."),
-    "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
-    "view": ("view:view", "Show a dataset and its runs in the browser."),
     "spikes": ("spikes:spikes", "Show where the loss jumped, and which documents did it."),
+    "exclude": ("exclude:exclude", "List documents that the next datasets leave out."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
     "cache": ("cache:cache", "Bring a remote dataset into the cache on local disk."),
     "train": ("train:train", "Train a model, or resume training."),
@@ -48,15 +46,15 @@ _COMMANDS = {
 }
 # By default, cyclopts shows an optional positional argument as [ARGS].
 _USAGES = {
-    "exclude": "Usage: tokenmill exclude [OPTIONS] DATA [WHAT...]",
-    "where": "Usage: tokenmill where [OPTIONS] [DATA...] WHAT",
     "download": "Usage: tokenmill download [OPTIONS] [REPO]",
+    "view": "Usage: tokenmill view [OPTIONS] [DATA...]",
+    "explain": "Usage: tokenmill explain [OPTIONS] [DATA...]",
+    "where": "Usage: tokenmill where [OPTIONS] [DATA...] WHAT",
     "search": "Usage: tokenmill search [OPTIONS] PATH [TEXT]",
     "stats": "Usage: tokenmill stats [OPTIONS] DATA...",
-    "explain": "Usage: tokenmill explain [OPTIONS] [DATA...]",
     "spikes": "Usage: tokenmill spikes [OPTIONS] [RUN]",
+    "exclude": "Usage: tokenmill exclude [OPTIONS] DATA [WHAT...]",
     "train": "Usage: tokenmill train [OPTIONS] [DATA...]",
-    "view": "Usage: tokenmill view [OPTIONS] [DATA...]",
 }
 
 app = App(name="tokenmill", help=HELP, help_format="markdown", suppress_keyboard_interrupt=False)
