@@ -58,11 +58,15 @@ _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 def make_app(
-    datasets: Dataset | Mapping[str, Dataset], run_views: Mapping[str, RunView], token: str
+    datasets: Dataset | Mapping[str, Dataset],
+    run_views: Mapping[str, RunView],
+    token: str,
+    *,
+    once: str = "",
 ) -> Application:
     """Return the application for some datasets and runs, by name; one dataset has the name "".
 
-    Requests need `token`: see `security`.
+    Requests need `token`, or for one request `once`: see `security`.
     """
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
@@ -127,7 +131,7 @@ def make_app(
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: handle_missing})
     app.router.redirect_slashes = False
-    return Guard(app, token=token, refuse=refuse, public=(STATIC,))
+    return Guard(app, token=token, refuse=refuse, public=(STATIC,), once=once)
 
 
 def explain(error: Exception) -> Page:

@@ -6,6 +6,7 @@ starts. `scan` bounds the work of filters.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -98,6 +99,26 @@ def show_documents(viewer: Viewer, query: Query) -> Page:
     )
 
 
+def show_listed(dataset: Dataset, split: str, numbers: Sequence[int]) -> Page:
+    """Return a list of certain documents, without filters."""
+    tokens = read_tokens(dataset, split)
+    documents = get_documents(dataset, tokens)
+    return Page(
+        template="documents.html",
+        title="Documents",
+        section="/documents",
+        values={
+            "name": "",
+            "dataset": dataset,
+            "split": split,
+            "count_all": len(documents),
+            "entries": [describe(tokens, documents[n], find_speller(dataset)) for n in numbers],
+            "found": Found(numbers=tuple(numbers), first=0, last=len(documents), next=None),
+            "is_filtered": True,
+        },
+    )
+
+
 def _find_by_text(
     dataset: Dataset,
     documents: DocumentTable,
@@ -151,6 +172,10 @@ def describe(tokens: Tokens, document: Document, speller: Speller) -> Entry:
     """Return a document with the beginning of its text, on one line."""
     stop = min(document.length, _EXCERPT_TOKENS)
     ids = tokens[document.start : document.start + stop]
+    if len(ids) and stop == document.length and int(ids[-1]) == tokens.eot_id:
+        ids = ids[:-1]
+    if len(ids) and int(ids[0]) == tokens.eot_id:
+        ids = ids[1:]
     text = speller.decode(ids)
     if stop < document.length:
         text = text.rstrip("\ufffd")

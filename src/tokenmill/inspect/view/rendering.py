@@ -33,7 +33,14 @@ class Templates:
     that all templates may use.
     """
 
-    def __init__(self, *, link: Link = make_link, names: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        link: Link = make_link,
+        names: Mapping[str, Any] | None = None,
+        static: str = "/static",
+        is_export: bool = False,
+    ) -> None:
         self._environment = Environment(
             loader=_PackageFiles(),
             autoescape=True,
@@ -54,7 +61,7 @@ class Templates:
             visible=visible,
         )
         self._environment.globals.update(
-            {"link": link, "sections": SECTIONS, "static": "/static", "is_export": False}
+            {"link": link, "sections": SECTIONS, "static": static, "is_export": is_export}
             | dict(names or {})
         )
 
