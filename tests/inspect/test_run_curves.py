@@ -174,13 +174,12 @@ def test_damaged_files_and_any_address_give_a_page_or_an_error(
         page = templates.render(show_runs(viewer, Query(query)), data="")
         part = templates.render(show_charts(viewer, Query(query)), data="")
         points = json.dumps(show_points(viewer, Query(query)).values, allow_nan=False)
-    except TokenmillError as error:
-        assert len(str(error)) > 10
-    else:
-        assert "data-charts" in page
-        assert "data-charts" in part
-        assert len(page) < 200_000
-        assert len(points) < 200_000
+    except TokenmillError:
+        return
+    assert "data-charts" in page
+    assert "data-charts" in part
+    assert len(page) < 200_000
+    assert len(points) < 200_000
 
 
 def test_a_restarted_run_is_read_again(tmp_path: Path, data: list[str]) -> None:
