@@ -34,6 +34,10 @@ HOSTILE = [
 ]
 
 
+TOKENIZERS = {name: load_tokenizer(name) for name in ("gpt2", "bytes")}
+SPELLERS = {name: Speller(tokenizer) for name, tokenizer in TOKENIZERS.items()}
+
+
 def _texts(generator: np.random.Generator, count: int) -> list[str]:
     words = ["alpha", "beta", "gamma", "delta", "needle", "été", "日本", "<b>"]
     return [
@@ -44,7 +48,7 @@ def _texts(generator: np.random.Generator, count: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Hostile texts, and three files of 400 random texts, whose names are hostile too."""
+    """Hostile texts, and three files of 150 random texts, whose names are hostile too."""
     place = tmp_path_factory.mktemp("view")
     texts = place / "texts"
     texts.mkdir()
@@ -54,7 +58,7 @@ def folder(tmp_path_factory):
     )
     for number in range(3):
         (texts / f"part{number}.jsonl").write_text(
-            "".join(json.dumps({"text": text}) + "\n" for text in _texts(generator, 400))
+            "".join(json.dumps({"text": text}) + "\n" for text in _texts(generator, 150))
         )
     tokenmill.prepare(
         texts, place / "data <i>", val_fraction=0.1, tokenizer="gpt2", tokens_per_shard=10_000
@@ -201,7 +205,7 @@ def test_a_source_links_to_its_documents(viewer, dataset):
     assert numbers == [one.number for one in every if one.source.path == source]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 300),
     st.lists(st.integers(0, 3), max_size=4, unique=True),
@@ -338,9 +342,9 @@ def test_a_damaged_dataset_is_a_page(tmp_path):
 @settings(max_examples=150, deadline=None)
 @given(st.text(max_size=60), st.sampled_from(["gpt2", "bytes"]))
 def test_groups_have_all_ids_and_the_whole_text(text, name):
-    tokenizer = load_tokenizer(name)
+    tokenizer, speller = TOKENIZERS[name], SPELLERS[name]
     ids = np.array(tokenizer.encode(text.encode()), np.int64)
-    groups = Speller(tokenizer).spell(ids, 1000)
+    groups = speller.spell(ids, 1000)
     assert [one.id for group in groups for one in group.tokens] == ids.tolist()
     assert [one.position for group in groups for one in group.tokens] == list(
         range(1000, 1000 + len(ids))
