@@ -30,6 +30,7 @@ from tokenmill.training.run_reading import read_run_data
 SAMPLED_ROWS = 1 << 20  # of all buckets together
 LIVE_SECONDS = 600.0  # a run that wrote something more recently is shown as live
 _MOST_LINE_STEPS = 1 << 24  # steps of a curve that is made from lines of metrics
+_LARGEST = 3e38  # loss that fits in float32
 _MOST_KEPT = 1 << 14  # buckets whose losses by source are kept
 
 
@@ -156,7 +157,8 @@ class RunCurves:
         if steps[-1] == self.losses.steps:
             return
         counts = np.maximum(np.diff(steps), 0)
-        values = np.repeat(np.array(self.metrics.line_losses[: len(counts)], np.float32), counts)
+        losses = np.clip(self.metrics.line_losses[: len(counts)], -_LARGEST, _LARGEST)
+        values = np.repeat(losses.astype(np.float32), counts)
         one_each = Phase(step=0, row=0, batch_rows=1, world_size=1)
         self.losses = StepLosses(lambda first, last: values[first:last], [one_each])
         self.losses.follow(len(values))
