@@ -239,3 +239,26 @@ def test_settings_of_the_run_are_shown(tmp_path: Path, data: list[str]) -> None:
     curves.refresh()
     assert not curves.is_live
     record.close()
+
+
+def test_steps_before_the_first_known_phase_are_unknown(tmp_path: Path, data: list[str]) -> None:
+    record = start(tmp_path / "run", data)
+    write(record, 0, np.full((20, ROWS), 4.0))
+    record.close()
+    (tmp_path / "run/data.json").unlink()
+    record = start(tmp_path / "run", data, step=10, row=10 * ROWS)  # the phase before it is lost
+    view = open_run(tmp_path / "run")
+    viewer = Viewer(datasets=view.datasets, runs={"run": view})
+    curves = show_points(viewer, Query({})).values["curves"]
+    (train,) = [one for one in curves if one["id"] == "0:train"]
+    assert all(
+        step >= 10 for step, value in zip(train["steps"], train["values"], strict=True) if value
+    )
+    write(record, 10, np.full((5, ROWS), 3.0))
+    train = show_points(viewer, Query({})).values["curves"][0]
+    assert train["steps"] == [10.0, 11.0, 12.0, 13.0, 14.0]
+    assert train["values"] == [3.0] * 5
+    assert "data-charts" in Templates(names={"viewer": viewer}).render(
+        show_runs(viewer, Query({})), data=""
+    )
+    record.close()

@@ -164,7 +164,7 @@ class RunCurves:
         self.losses.follow(len(values))
 
     def validation(self, first: float, last: float, most: int) -> tuple[Floats, Floats]:
-        """Return the steps and values of at most `most` validations of a range, the last ones."""
+        """Return the steps and values of at most `most` validations of a range, evenly spaced."""
         values = np.array(self.metrics.val_losses, np.float64)
         steps = np.array(self.metrics.val_steps[: len(values)], np.float64)
         inside = np.flatnonzero((steps >= first) & (steps <= last))
@@ -186,7 +186,7 @@ class RunCurves:
             kept = self._by_source.get(key)
             if kept is None:
                 stop = min(start + buckets.width, self.losses.steps)
-                kept = self._means_by_source(start, stop, share)
+                kept = self._means_by_source(max(start, self.losses.first), stop, share)
                 if stop == start + buckets.width:  # complete
                     if len(self._by_source) >= _MOST_KEPT:
                         self._by_source.clear()
