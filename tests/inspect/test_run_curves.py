@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +21,9 @@ from tokenmill.inspect.view.runs import show_charts, show_points, show_runs
 from tokenmill.inspect.view.viewer import Viewer
 from tokenmill.load.loader import Loader
 from tokenmill.load.mixture import Mixture
-from tokenmill.training.config import Config
 from tokenmill.training.run_folder import Record
 from tokenmill.training.run_reading import DataOrigin, RunPhase, write_run_data
 
-CONFIG = Config(layers=1, heads=1, width=8, seq_len=8, batch_tokens=32, max_steps=1000)
 ROWS = 4
 
 
@@ -234,9 +231,34 @@ def test_settings_of_the_run_are_shown(tmp_path: Path, data: list[str]) -> None:
     )
     curves = RunCurves("run", open_run(tmp_path / "run"))
     curves.refresh()
-    assert curves.max_steps == replace(CONFIG, max_steps=77).max_steps
-    assert curves.is_live is False
-    write(record, 0, np.full((7, ROWS), 9.0))
+    assert curves.max_steps == 77
+    write(record, 0, np.full((76, ROWS), 9.0))
     curves.refresh()
     assert curves.is_live
+    write(record, 76, np.full((1, ROWS), 9.0))
+    curves.refresh()
+    assert not curves.is_live
+    record.close()
+
+
+def test_steps_before_the_first_known_phase_are_unknown(tmp_path: Path, data: list[str]) -> None:
+    record = start(tmp_path / "run", data)
+    write(record, 0, np.full((20, ROWS), 4.0))
+    record.close()
+    (tmp_path / "run/data.json").unlink()
+    record = start(tmp_path / "run", data, step=10, row=10 * ROWS)  # the phase before it is lost
+    view = open_run(tmp_path / "run")
+    viewer = Viewer(datasets=view.datasets, runs={"run": view})
+    curves = show_points(viewer, Query({})).values["curves"]
+    (train,) = [one for one in curves if one["id"] == "0:train"]
+    assert all(
+        step >= 10 for step, value in zip(train["steps"], train["values"], strict=True) if value
+    )
+    write(record, 10, np.full((5, ROWS), 3.0))
+    train = show_points(viewer, Query({})).values["curves"][0]
+    assert train["steps"] == [10.0, 11.0, 12.0, 13.0, 14.0]
+    assert train["values"] == [3.0] * 5
+    assert "data-charts" in Templates(names={"viewer": viewer}).render(
+        show_runs(viewer, Query({})), data=""
+    )
     record.close()

@@ -5,6 +5,7 @@ python tests/inspect/browser/make_screenshots.py [FOLDER]
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -25,7 +26,7 @@ PAGES = {
     "document": "/document/36?data=guides&split=train",
     "batches": "/batches?run=wider&step=1240",
     "rows": "/batches?run=wider&row=19842#row-19842",
-    "search": "/search?text=resume",
+    "search": "/search?q=resume",
     "runs": RUNS,
 }
 
@@ -38,6 +39,7 @@ def take_pictures(browser: Any, url: str, folder: Path) -> None:
             visit.go(path)
             if name == "runs":
                 visit.wait_for_charts()
+                visit.page.wait_for_selector("[data-charts][data-filled]:not([data-searching])")
                 box = visit.page.locator("#loss .plane").bounding_box()
                 x, y = box["x"] + box["width"] * 1240.5 / 3000, box["y"] + box["height"] * 0.3
                 visit.page.mouse.move(x, y)
@@ -52,10 +54,12 @@ def main(folder: Path) -> None:
     """Make the demo, serve it and take the pictures."""
     from playwright.sync_api import sync_playwright
 
+    folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
-        data = make_demo_data(Path(place))
-        runs = write_demo_runs(Path(place) / "runs", data)
+        os.chdir(place)  # the pages show relative paths
+        data = make_demo_data(Path("data"))
+        runs = write_demo_runs(Path("runs"), data)
         datasets = {name: tokenmill.open(path) for name, path in data.items()}
         for dataset in datasets.values():
             stats(dataset, progress=False)

@@ -148,7 +148,7 @@ class StepLosses:
     """The losses of a run's steps, read from the losses of its rows while they are added.
 
     `read(first, last)` returns the losses of the rows [first, last). The steps of `phases` are
-    ascending, and the last phase has no end.
+    ascending, and the last phase has no end. `first` is the first step whose rows are known.
 
     >>> rows = np.array([4, 2, 3, 3, 9, 1], np.float32)
     >>> losses = StepLosses(lambda first, last: rows[first:last], [Phase(0, 0, 2)])
@@ -162,7 +162,8 @@ class StepLosses:
     ) -> None:
         self._read, self._phases, self._most = read, phases, most_buckets
         self._kept = bucket_steps(0, np.empty(0), 1)
-        self.steps = 0  # complete ones, whose losses were read
+        # Complete ones, whose losses were read. The steps before the first phase are unknown.
+        self.steps = self.first = phases[0].step
 
     def follow(self, rows: int) -> None:
         """Read the losses of new rows; the run now has losses for `rows` of them."""
@@ -219,6 +220,8 @@ class StepLosses:
 
     def step_at(self, row: int) -> int:
         """Return the step that has a row."""
+        if row < self._phases[0].row:
+            return self.first
         phase = next(phase for phase in reversed(self._phases) if phase.row <= row)
         step = phase.step + (row - phase.row) // phase.batch_rows
         ends = [later.step for earlier, later in pairwise(self._phases) if earlier is phase]
