@@ -63,10 +63,11 @@ def make(folder: Path, documents: int) -> None:
             ids.tofile(first)
         else:
             os.link(first, folder / f"{name}.bin")
-        starts = np.sort(generator.choice(tokens // 2, each - 1, replace=False)) * 2
+        # On average a little shorter, so that all fit; the last document gets the rest.
+        lengths = generator.geometric(1.01 / LENGTH, each - 1)
         records = np.zeros(each, DOCUMENT_DTYPE)
         records["key"] = generator.integers(0, 1 << 63, (each, 2), dtype=np.uint64)
-        records["first"][1:] = starts
+        records["first"][1:] = np.cumsum(lengths)
         records["length"] = np.diff(np.append(records["first"], np.uint64(tokens)))
         records["source"] = (np.arange(each) + number * each) * SOURCES // (each * count)
         records["offset"] = np.arange(each) * 400

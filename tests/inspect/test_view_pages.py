@@ -34,6 +34,10 @@ HOSTILE = [
 ]
 
 
+TOKENIZERS = {name: load_tokenizer(name) for name in ("gpt2", "bytes")}
+SPELLERS = {name: Speller(tokenizer) for name, tokenizer in TOKENIZERS.items()}
+
+
 def _texts(generator: np.random.Generator, count: int) -> list[str]:
     words = ["alpha", "beta", "gamma", "delta", "needle", "été", "日本", "<b>"]
     return [
@@ -44,7 +48,7 @@ def _texts(generator: np.random.Generator, count: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Hostile texts, and three files of 400 random texts, whose names are hostile too."""
+    """Hostile texts, and three files of 150 random texts, whose names are hostile too."""
     place = tmp_path_factory.mktemp("view")
     texts = place / "texts"
     texts.mkdir()
@@ -54,7 +58,7 @@ def folder(tmp_path_factory):
     )
     for number in range(3):
         (texts / f"part{number}.jsonl").write_text(
-            "".join(json.dumps({"text": text}) + "\n" for text in _texts(generator, 400))
+            "".join(json.dumps({"text": text}) + "\n" for text in _texts(generator, 150))
         )
     tokenmill.prepare(
         texts, place / "data <i>", val_fraction=0.1, tokenizer="gpt2", tokens_per_shard=10_000
@@ -116,21 +120,34 @@ def test_no_tag_or_control_character_of_a_dataset_is_in_a_page(viewer):
     pages += [f"/documents?source={quote(text.splitlines()[0])}" for text in HOSTILE]
     for path in pages:
         html = viewer.page(path)
+        # What was searched for is in a field again; all else is from the dataset.
+        shown = re.sub('value="[^"]*"', "", html)
         assert not re.search(
-            "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u200b\ufeff]",
-            html.replace("\r", "") if "value=" in html else html,
+            "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u200b\ufeff]", shown
         ), path
         assert [one.get("src") for one in read_tags(html, "script")] == ["/static/view.js"]
         assert not read_tags(html, "img")
         assert "onerror" not in {name for one in read_tags(html, "span") for name in one}
-        assert "7 * 7" in html or "49" not in read_text(html) or "{{" not in path
 
 
-def test_names_of_hidden_characters_are_shown(viewer):
-    html = "".join(viewer.page(f"/document/{number}") for number in range(12))
-    for name in ("RLO", "PDF", "LRI", "PDI", "ESC", "NUL", "ZWSP", "SHY", "BOM"):
-        assert f">{name}</span>" in html, name
-    assert "RIGHT-TO-LEFT OVERRIDE, U+202E" in html
+def test_names_of_hidden_characters_are_shown(viewer, dataset):
+    tokens, names = dataset["train"], set()
+    for number in range(12):
+        document = tokens.documents[number]
+        text = dataset.tokenizer.decode(tokens[document.start : document.start + document.length])
+        pieces = [piece for piece in split_text(text) if piece.kind == "hidden"]
+        names |= {piece.text for piece in pieces}
+        html = viewer.page(f"/document/{number}")
+        for piece in pieces:
+            assert f'title="{piece.name}">{piece.text}</span>' in html
+    assert {"RLO", "PDF", "LRI", "PDI", "ZWSP"} <= names
+    assert split_text("\u202e")[0].name == "RIGHT-TO-LEFT OVERRIDE, U+202E"
+    assert [piece.text for piece in split_text("\x00\x1b\x85\U000e0041")] == [
+        "NUL",
+        "ESC",
+        "NEL",
+        "U+E0041",
+    ]
 
 
 def test_a_list_goes_through_all_documents(viewer, dataset):
@@ -188,7 +205,7 @@ def test_a_source_links_to_its_documents(viewer, dataset):
     assert numbers == [one.number for one in every if one.source.path == source]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 300),
     st.lists(st.integers(0, 3), max_size=4, unique=True),
@@ -279,12 +296,9 @@ def test_a_long_document_has_pages(tmp_path):
         while path:
             html = one.page(path)
             positions += [int(tag["id"][1:]) for tag in read_tags(html, "span") if "id" in tag]
-            path = next(
-                (link for link in read_links(html, "/document/0?start=") if "Later" in html), ""
-            )
             following = re.findall(r'href="([^"]+)"[^>]*>Later tokens', html)
             path = following[0].replace("&amp;", "&") if following else ""
-        assert positions == list(range(45_001))
+        assert positions == list(range(len(tokenmill.open(tmp_path / "data")["train"])))
 
 
 def test_without_a_tokenizer_ids_are_shown(tmp_path):
@@ -328,9 +342,9 @@ def test_a_damaged_dataset_is_a_page(tmp_path):
 @settings(max_examples=150, deadline=None)
 @given(st.text(max_size=60), st.sampled_from(["gpt2", "bytes"]))
 def test_groups_have_all_ids_and_the_whole_text(text, name):
-    tokenizer = load_tokenizer(name)
+    tokenizer, speller = TOKENIZERS[name], SPELLERS[name]
     ids = np.array(tokenizer.encode(text.encode()), np.int64)
-    groups = Speller(tokenizer).spell(ids, 1000)
+    groups = speller.spell(ids, 1000)
     assert [one.id for group in groups for one in group.tokens] == ids.tolist()
     assert [one.position for group in groups for one in group.tokens] == list(
         range(1000, 1000 + len(ids))

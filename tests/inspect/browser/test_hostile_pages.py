@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -125,7 +126,7 @@ def test_no_text_or_name_leaves_its_place(browser: Any, hostile: str) -> None:
     pages = find_pages(visit)
     for start in ("/documents", "/document/", "/batches", "/runs", "/search"):
         assert any(path.startswith(start) for path in pages), start
-    for path in ("/batches?step=200&colour=losses", f"/search?text={SCRIPT}"):
+    for path in ("/batches?step=200&colour=losses", f"/search?q={quote(SCRIPT)}"):
         visit.go(path)
         check_layout(visit, path)
     visit.page.set_viewport_size({"width": 390, "height": 800})

@@ -21,7 +21,7 @@ from tokenmill.training.config import Config
 from tokenmill.training.run_folder import Record
 from tokenmill.training.run_reading import DataOrigin, RunPhase, write_run_data
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).absolute().parents[3]
 CONFIG = Config(layers=2, heads=2, width=64, seq_len=256, batch_tokens=4096, max_steps=3000)
 
 

@@ -114,7 +114,7 @@ def short(number: float) -> str:
     """Format a large number in a few characters.
 
     >>> short(950), short(1500), short(15_000_000), short(2.04e12)
-    ('950', '1.5 k', '15 M', '2 T')
+    ('950', '1.5 k', '15 M', '2.04 T')
     """
     for power, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= power:

@@ -96,13 +96,13 @@ def _draw(viewer: Viewer, query: Query) -> dict[str, Any]:
 
 
 def _find_spikes(viewer: Viewer, charts: LossCharts) -> tuple[list[ShownSpike], bool]:
-    """Return the known spikes of the visible runs, and whether a search is under way."""
+    """Return the known spikes of the visible runs, and whether a first search is under way."""
     spikes: list[ShownSpike] = []
     is_searching = False
     for number, run in charts.visible:
         search: SpikeSearch = viewer.kept.setdefault(("spikes", run.name), SpikeSearch())
         report, searches = search.get(run.view)
-        is_searching |= searches
+        is_searching |= searches and report is None
         if report is not None:
             spikes += list_spikes(viewer, number, run.name, report)
     return spikes, is_searching

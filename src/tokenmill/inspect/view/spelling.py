@@ -23,6 +23,7 @@ import numpy.typing as npt
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers import Tokenizer
+from tokenmill.tokenizers.minimal import UnknownTokenizer
 from tokenmill.wording import find_hidden
 
 MOST_TOGETHER = 16
@@ -250,11 +251,11 @@ def find_speller(dataset: Dataset) -> Speller:
     """Return the speller of a dataset; it spells numbers if the tokenizer is unknown."""
     try:
         tokenizer: Tokenizer | None = dataset.tokenizer
-        assert tokenizer is not None
-        tokenizer.decode([0])
     except TokenizerError:
         if dataset.has_tokenizer:
             raise
+        tokenizer = None
+    if isinstance(tokenizer, UnknownTokenizer):
         tokenizer = None
     return Speller(tokenizer, dataset.eot_id)
 

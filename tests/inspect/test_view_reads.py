@@ -1,0 +1,89 @@
+"""A document's page says in which steps each run read it, and with which loss."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from view_client import Viewer, read_tags
+
+sys.path.insert(0, str(Path(__file__).parent / "browser"))
+
+from view_demo import RunWriter, make_dataset
+
+import tokenmill
+from tokenmill.load.loader import Loader
+from tokenmill.training.config import Config
+
+CONFIG = Config(layers=2, heads=2, width=64, seq_len=32, batch_tokens=128, max_steps=40)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A dataset, a run on it whose loss of row n is n / 10, and the tokens of each row."""
+    folder = tmp_path_factory.mktemp("reads")
+    texts = {"a": [f"document {n} " + "word " * (n % 40) for n in range(60)]}
+    data = make_dataset(texts, folder / "data", tokenizer="bytes")
+    tokens = tokenmill.open(data)["train"]
+    loader = Loader(tokens, batch_size=CONFIG.batch_rows, seq_len=CONFIG.seq_len, seed=CONFIG.seed)
+    writer = RunWriter(folder / "<run>", [str(data)], loader, CONFIG)
+    writer.write(np.arange(40 * CONFIG.batch_rows).reshape(40, -1) / 10)
+    writer.close()
+    # An independent oracle: rows of positions instead of tokens, read by the loader itself.
+    positions = tokenmill.Tokens.of(np.arange(len(tokens)))
+    twin = Loader(positions, batch_size=CONFIG.batch_rows, seq_len=CONFIG.seq_len, seed=CONFIG.seed)
+    rows = [
+        set(row.tolist()) | {int(row[-1]) + 1}
+        for step in range(40)
+        for row in twin.batch_at(step).inputs
+    ]
+    return data, folder / "<run>", tokens, rows
+
+
+def test_a_document_lists_the_rows_that_hold_it(made):
+    data, run, tokens, rows = made
+    with Viewer(data, "--run", run) as viewer:
+        for number in range(0, len(tokens.documents), 5):
+            document = tokens.documents[number]
+            own = set(range(document.start, document.start + document.length))
+            expected = [number for number, row in enumerate(rows) if row & own]
+            html = viewer.page(f"/document/{number}")
+            (table,) = re.findall(r"<h2>Read by.*?</section>", html, re.DOTALL)
+            assert "&lt;run&gt;" in table
+            cells = re.findall(r'<td class="num">(?:<a[^>]*>)?([^<]*)', table)
+            shown = [cells[at : at + 5] for at in range(0, len(cells), 5)]
+            assert [int(row) for _, row, *_ in shown] == expected[:20]
+            for step, row, rank, _, loss in shown:
+                assert (int(step), rank) == (int(row) // CONFIG.batch_rows, "0")
+                assert loss == f"{int(row) / 10:.3f}"
+            if len(expected) > 20:
+                assert f"and {len(expected) - 20:,} more" in table
+
+
+def test_a_run_alone_shows_its_data(made):
+    data, run, *_ = made
+    with Viewer("--run", run) as viewer:
+        assert str(data.name) in viewer.page("/")
+        (link,) = [
+            one for one in read_tags(viewer.page("/document/3"), "a") if one.get("rel") == "next"
+        ]
+        assert link["href"] == "/document/4?split=train"
+        assert viewer.get("/document/3?start=999999").status == 400
+
+
+def test_compressed_shards_have_the_same_pages(made, tmp_path):
+    data, *_ = made
+    tokenmill.reshard(data, tmp_path / "small", tokens_per_shard=700, compress="zstd")
+    with Viewer(data) as plain, Viewer(tmp_path / "small") as compressed:
+        for path in ("/document/7", "/search?q=document+1", "/documents?text=word+word"):
+            texts = []
+            for viewer in (plain, compressed):
+                html = viewer.page(path)
+                texts.append(
+                    re.findall(r'class="t[ "].*?</span>|<mark>.*?</mark>|/document/\d+', html)
+                )
+            assert texts[0] == texts[1]
+            assert texts[0]
