@@ -243,7 +243,7 @@ def test_a_cluster_leaves_out_the_documents_of_a_list_in_the_bucket(
     bucket: str,
     texts: Path,
     remote: str,
-    local: dict[str, Any],  # noqa: ARG001  (it makes the dataset whose keys are listed)
+    local: dict[str, Any],
     tmp_path: Path,
 ) -> None:
     documents = tokenmill.open(texts.with_name("documents"))["train"].documents

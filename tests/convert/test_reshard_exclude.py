@@ -93,7 +93,7 @@ def test_the_list_of_a_dataset_is_used_unless_refused(tmp_path):
     with pytest.raises(UsageError, match=r"nothing would change\. Pass `tokens_per_shard`"):
         tokenmill.reshard(data, tmp_path / "out")
     write_list(find_list(data), ["0" * 32])
-    with pytest.raises(UsageError, match="nothing would change; no document of .* is in it"):
+    with pytest.raises(UsageError, match=r"nothing would change; no document of .* is in it"):
         tokenmill.reshard(data, tmp_path / "out")
     write_list(find_list(data), keys_of(data)[:2])
     notes = []
@@ -142,7 +142,7 @@ def test_a_killed_reshard_resumes_to_the_same_bytes(tmp_path):
 def test_what_cannot_be_left_out_is_refused(tmp_path):
     data = prepare(tmp_path, tmp_path / "data")
     write_list(find_list(data), keys_of(data))
-    with pytest.raises(UsageError, match="All documents of .* nothing would be left"):
+    with pytest.raises(UsageError, match=r"All documents of .* nothing would be left"):
         tokenmill.reshard(data, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     find_list(data).write_text("not a list")

@@ -13,7 +13,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ from tokenmill.errors import FolderError, UsageError
 from tokenmill.preparation.exclusion import Exclusion, read_list
 from tokenmill.storage.files import AtomicFile, is_temporary, make_folder, refuse_link, remove
 from tokenmill.storage.lock import FileLock
+from tokenmill.storage.object_errors import ObjectChangedError
 from tokenmill.storage.object_path import ObjectPath
 
 _PATIENCE = 60.0  # seconds to wait for another process that changes the list
@@ -142,9 +143,10 @@ def _rewrite_object(path: ObjectPath, change: _Change, is_changed: Callable[[], 
                 f"{path} has {before.size:,} bytes; a list in an object store may have at most "
                 f"{_MOST_OBJECT:,}. Name a local file for further entries: `out=FILE`."
             )
-        data = b"".join(change(read_list(path)))
-        if not is_changed() or path.replace_version(data, before):
-            return
+        with suppress(ObjectChangedError):
+            data = b"".join(change(read_list(path)))
+            if not is_changed() or path.replace_version(data, before):
+                return
         if time.monotonic() > until:
             raise FolderError(f"Other processes keep changing {path}. Run the same command again.")
         time.sleep(_PAUSE)
