@@ -42,8 +42,8 @@ _WHERE = {
     "train": "tokenmill.training.run",
     "train_tokenizer": "tokenmill.preparation.train_tokenizer",
     "verify": "tokenmill.dataset.verify",
-    "where": "tokenmill.inspect.where",
     "view": "tokenmill.inspect.view.server",
+    "where": "tokenmill.inspect.where",
 }
 
 __all__ = [
@@ -77,8 +77,8 @@ __all__ = [
     "train",
     "train_tokenizer",
     "verify",
-    "where",
     "view",
+    "where",
 ]
 
 if TYPE_CHECKING:

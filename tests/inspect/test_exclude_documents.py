@@ -163,7 +163,7 @@ def test_lines_of_other_programs_stay_as_they_are(data, listed):
     tokenmill.exclude(data, "a.txt:1", out=listed)
     assert listed.read_text().splitlines()[:2] == lines
     assert add_exclusions(listed, [Exclusion(key="ab" * 16)]) == []
-    assert [entry.document for entry, _ in read_list(listed)] == [None, None, 0]
+    assert [entry.document for entry in read_list(listed)] == [None, None, 0]
     assert len(remove_exclusions(listed, ["ab" * 16])) == 1
     assert len(read_exclusions(listed)) == 2
 

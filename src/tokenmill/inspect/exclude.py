@@ -30,7 +30,7 @@ from tokenmill.inspect.source_places import (
     parse_place,
 )
 from tokenmill.preparation.edit_exclusions import add_exclusions, remove_exclusions
-from tokenmill.preparation.exclusion import Exclusion, find_list, read_list
+from tokenmill.preparation.exclusion import Exclusion, find_list, read_lines, read_list
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.object_path import as_path
 from tokenmill.store.documents import Document
@@ -60,7 +60,7 @@ class Excluded:
     examples: tuple[Exclusion, ...] = ()
 
     def __iter__(self) -> Iterator[Exclusion]:
-        return (entry for entry, _ in read_list(self.path))
+        return read_list(self.path)
 
 
 def exclude(
@@ -165,10 +165,10 @@ def _find_listed(path: Path, keys: Sequence[str]) -> set[str]:
         if not is_key(key):
             raise UsageError(f"{one_line(key)!r} is not a key, or the first 6 digits of one.")
     found: dict[str, set[str]] = {key: set() for key in keys}
-    for entry, _ in read_list(path):
+    for listed, _ in read_lines(path):
         for key in keys:
-            if entry.key.lower().startswith(key.lower()):
-                found[key].add(entry.key.lower())
+            if listed.startswith(key.lower()):
+                found[key].add(listed)
     for key, whole in found.items():
         if not whole:
             raise UsageError(f"{path} does not list the key {key}.")

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from tokenmill.errors import FolderError, UsageError
-from tokenmill.preparation.exclusion import Exclusion, read_list
+from tokenmill.preparation.exclusion import Exclusion, parse_entry, read_lines
 from tokenmill.storage.files import AtomicFile, is_temporary, make_folder, refuse_link, remove
 from tokenmill.storage.lock import FileLock
 from tokenmill.storage.object_errors import ObjectChangedError
@@ -30,8 +30,8 @@ _PAUSE = 0.02
 _MOST_OBJECT = 256 << 20  # bytes of a list in an object store, which is changed in memory
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
-# Takes the entries of a list, each with its line; returns the lines of the new list.
-_Change = Callable[[Iterator[tuple[Exclusion, bytes]]], Iterator[bytes]]
+# Takes the lines of a list, each with its key; returns the lines of the new list.
+_Change = Callable[[Iterator[tuple[str, bytes]]], Iterator[bytes]]
 
 
 def add_exclusions(path: Path, entries: Iterable[Exclusion]) -> list[Exclusion]:
@@ -52,10 +52,10 @@ def add_exclusions(path: Path, entries: Iterable[Exclusion]) -> list[Exclusion]:
         wanted.setdefault(entry.key, entry)
     added: list[Exclusion] = []
 
-    def change(listed: Iterator[tuple[Exclusion, bytes]]) -> Iterator[bytes]:
+    def change(listed: Iterator[tuple[str, bytes]]) -> Iterator[bytes]:
         left = dict(wanted)
-        for entry, line in listed:
-            left.pop(entry.key.lower(), None)
+        for key, line in listed:
+            left.pop(key, None)
             yield line
         added[:] = left.values()
         for entry in added:
@@ -70,11 +70,11 @@ def remove_exclusions(path: Path, keys: Collection[str]) -> list[Exclusion]:
     """Remove all entries with these keys from a list. Returns the removed entries."""
     removed: list[Exclusion] = []
 
-    def change(listed: Iterator[tuple[Exclusion, bytes]]) -> Iterator[bytes]:
+    def change(listed: Iterator[tuple[str, bytes]]) -> Iterator[bytes]:
         removed.clear()
-        for entry, line in listed:
-            if entry.key.lower() in keys:
-                removed.append(entry)
+        for key, line in listed:
+            if key in keys:
+                removed.append(parse_entry(key, line))
             else:
                 yield line
 
@@ -91,7 +91,7 @@ def _rewrite(path: Path, change: _Change, is_changed: Callable[[], bool]) -> Non
     refuse_link(path)
     try:
         with _locked(path), AtomicFile(path) as file:
-            for line in change(read_list(path)):
+            for line in change(read_lines(path)):
                 file.write(line)
             if is_changed():
                 file.finish()
@@ -144,7 +144,7 @@ def _rewrite_object(path: ObjectPath, change: _Change, is_changed: Callable[[], 
                 f"{_MOST_OBJECT:,}. Name a local file for further entries: `out=FILE`."
             )
         with suppress(ObjectChangedError):
-            data = b"".join(change(read_list(path)))
+            data = b"".join(change(read_lines(path)))
             if not is_changed() or path.replace_version(data, before):
                 return
         if time.monotonic() > until:
