@@ -32,7 +32,6 @@ _COMMANDS = {
     "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
     "stats": ("stats:stats", "Show what a dataset consists of: tokens, lengths, scripts."),
     "diff": ("diff:diff", "Compare the documents of two datasets."),
-    "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
     "view": ("view:view", "Show a dataset and its runs in the browser."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
     "cache": ("cache:cache", "Bring a remote dataset into the cache on local disk."),
