@@ -12,6 +12,7 @@ columns show that a row late in a run costs as much as an early one.
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import tempfile
 import time
@@ -26,6 +27,7 @@ import tokenmill
 from tokenmill.formats import WRITABLE
 from tokenmill.inspect.explain import explain_rows
 from tokenmill.inspect.run_view import RunView, view_data
+from tokenmill.inspect.where import where
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "formats"))
 
@@ -37,8 +39,7 @@ LATE = 10**12
 
 def make_corpora(folder: Path) -> dict[str, dict[str, Any]]:
     """Two corpora in every format, as FORMAT/NAME, and the options to open each format."""
-    from foreign import mds_files, write_files, write_litdata, write_olmo
-
+    foreign = importlib.import_module("foreign")  # of the tests, which have no types
     options: dict[str, dict[str, Any]] = {"prepared": {}, "compressed": {}}
     generator = np.random.default_rng(1)
     for name in ("web", "code"):
@@ -69,11 +70,11 @@ def make_corpora(folder: Path) -> dict[str, dict[str, Any]]:
             tokens[one.start : one.start + one.length].tolist() for one in tokens.documents
         ]
         halves = [documents[:1_000], documents[1_000:]]
-        write_litdata(folder / "litdata" / name, halves)
-        write_files(folder / "mds" / name, mds_files(halves))
+        foreign.write_litdata(folder / "litdata" / name, halves)
+        foreign.write_files(folder / "mds" / name, foreign.mds_files(halves))
         (folder / "olmo").mkdir(exist_ok=True)
         for number, half in enumerate(halves):
-            write_olmo(folder / "olmo" / name / f"part-{number}.npy", half)
+            foreign.write_olmo(folder / "olmo" / name / f"part-{number}.npy", half)
     options |= {one: {"tokenizer": "bytes"} for one in ("litdata", "mds")}
     options["olmo"] = {"tokenizer": "bytes", "dtype": "uint16"}
     return options
@@ -102,11 +103,11 @@ def check(view: RunView, pairs: int, generator: np.random.Generator) -> tuple[in
     for row, place, one in zip(rows.tolist(), places.tolist(), explained, strict=True):
         name, token = one.span.source, one.span.start + place
         (part,) = (part for part in one.documents if part.start <= place < part.stop)
-        document = part.document
-        is_right = document is None or (
-            document.start <= token < document.start + document.length
-            and document == view.tokens(name).documents.at(token)
-        )
+        document, documents = part.document, view.tokens(name).documents
+        if documents is None or document is None:
+            is_right = documents is document
+        else:
+            is_right = document == documents.at(token)
         started = time.perf_counter()
         found = view.find_rows(name, token, token + 1, last_row=epochs)
         finding += time.perf_counter() - started
@@ -118,6 +119,36 @@ def check(view: RunView, pairs: int, generator: np.random.Generator) -> tuple[in
         ids = view.read(found)[np.arange(len(found)), offsets]
         wrong += not (is_right and (ids == view.tokens(name)[token]).all())
     return wrong, explaining, finding
+
+
+def check_where(folder: Path, view: RunView, row: int, place: int, given: dict[str, Any]) -> bool:
+    """Return whether `where` says that a row of an early epoch reads a token and its document."""
+    span, order = view.span(row), view.rows.settings
+    found = where(
+        folder,
+        f"token={span.start + place}",
+        seq_len=SEQ_LEN,
+        batch_size=8,
+        seed=order.seed,
+        order=order.order,
+        block_rows=order.block_rows,
+        group_blocks=order.group_blocks,
+        progress=False,
+        **given,
+    )
+    (document,) = found.documents
+    visits = document.visits
+    assert visits is not None
+    if not document.start <= span.start + place < document.start + document.length:
+        return False
+    if row > visits.first[-1].row:  # `where` lists only the first rows of a long document
+        return True
+    at = view.place(row)
+    return any(
+        (one.row, one.step, one.rank, one.index, one.epoch)
+        == (at.row, at.step, at.rank, at.index, at.epoch)
+        for one in visits.first
+    )
 
 
 def time_window(view: RunView, row: int) -> float:
@@ -145,16 +176,24 @@ def main() -> None:
         options = make_corpora(folder)
         pairs = -(-args.pairs // (len(options) * len(ORDERS) * 3))
         for order in ORDERS:
-            wrong, explaining, finding, done = 0, 0.0, 0.0, 0
+            wrong, explaining, finding, done, asked = 0, 0.0, 0.0, 0, 0
             for format, opening in options.items():
-                for view in make_views(folder / format, order, opening):
+                for number, view in enumerate(make_views(folder / format, order, opening)):
                     found = check(view, pairs, generator)
                     wrong, done = wrong + found[0], done + pairs
                     explaining, finding = explaining + found[1], finding + found[2]
+                    # `where` lists the first rows of a document, so ask for rows of the first epoch.
+                    for row in generator.integers(
+                        0, 500, pairs // 10 if not number else 0
+                    ).tolist():
+                        place = int(generator.integers(0, SEQ_LEN + 1))
+                        asked += 1
+                        wrong += not check_where(folder / format / "web", view, row, place, opening)
             table.append(
                 {
                     "order": f"`{order}`",
                     "pairs": f"{done:,}",
+                    "asked of `where`": f"{asked:,}",
                     "wrong": wrong,
                     "explain a row, ms": round(explaining / done * 1e3, 2),
                     "find a token in 6 epochs, ms": round(finding / done * 1e3, 2),

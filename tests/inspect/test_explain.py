@@ -210,8 +210,10 @@ def test_the_command_prints_rows_documents_and_the_next_command(folder, capsys):
         assert f"row {row.span.row}: step 3, rank 0, row {row.place.index} of its batch" in out
         assert f"tokens {row.span.start} to {row.span.stop - 1}, in {row.shard}" in out
         for part in row.documents:
-            offset = part.document.offset
-            assert f"document {part.document.number}, texts/a.txt, byte {offset}  " in out
+            before = row.span.start + part.start - part.document.start
+            place = f"texts/a.txt, byte {part.document.offset}"
+            place += f", from its token {before}" if before else ""
+            assert f"document {part.document.number}, {place}  {part.text!r}" in out
     number = found.rows[0].documents[0].document.number
     assert out.rstrip().endswith(f"Next:  tokenmill peek {folder} --document {number}")
     assert main(["explain", str(folder), "--token", "9", *arguments]) == 0

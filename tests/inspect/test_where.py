@@ -245,7 +245,7 @@ def test_without_the_file_bytes_are_found_and_lines_are_not(lines):
     assert found.documents[0].document.offset == 4
     assert "is not there" in found.notes[0]
     assert where(lines / "data", "a.txt:byte=4").notes == ()
-    with pytest.raises(UsageError, match="a.txt:byte=BYTE"):
+    with pytest.raises(UsageError, match=r"a\.txt:byte=BYTE"):
         where(lines / "data", "a.txt:2")
 
 
@@ -375,9 +375,9 @@ def test_names_of_sources_may_be_shortened(tmp_path, monkeypatch):
         (found,) = where("data", what).documents
         assert found.document.source.path == "x/web/only.txt"
     assert where("data", "odd:7.txt").documents[0].document.source.path == "x/web/odd:7.txt"
-    with pytest.raises(UsageError, match="may be several sources: x/code/a.txt, x/web/a.txt"):
+    with pytest.raises(UsageError, match=r"may be several sources: x/code/a\.txt, x/web/a\.txt"):
         where("data", "a.txt")
-    with pytest.raises(UsageError, match="Did you mean x/web/only.txt"):
+    with pytest.raises(UsageError, match=r"Did you mean x/web/only\.txt"):
         where("data", "onli.txt")
     with pytest.raises(UsageError, match="no line 9: it has 1 line"):
         where("data", "only.txt:9")

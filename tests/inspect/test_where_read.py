@@ -13,6 +13,7 @@ from tokenmill.errors import UsageError
 from tokenmill.inspect.where import where
 
 SEQ_LEN, BATCH, RANKS = 16, 3, 2
+STEPS = 150  # that are searched by brute force
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def test_the_rows_of_a_document_are_those_of_a_loader(corpora, order, mixed):
     ]
 
     def start_of(row):
-        source, start = loaders[0].origin(row)
+        source, start = loaders[0].rows.origin(row)
         return start if source == name else None
 
     for number in range(0, len(tokens.documents), 17):
@@ -77,13 +78,15 @@ def test_the_rows_of_a_document_are_those_of_a_loader(corpora, order, mixed):
             given, document.key, batch_size=BATCH, world_size=RANKS, **settings
         ).documents
         assert found.document == document
-        expected = find_by_force(loaders, document, start_of, steps=150)
+        expected = find_by_force(loaders, document, start_of, steps=STEPS)
         listed = [
             (one.row, one.step, one.rank, one.index, one.start, one.stop)
             for one in found.visits.first
         ]
-        assert len(listed) == 5 or order == "random"
-        assert listed == expected[: len(listed)]
+        assert len(listed) == 5
+        searched = [one for one in listed if one[0] < STEPS * RANKS * BATCH]
+        assert searched
+        assert searched == expected[: len(searched)]
         if order != "random":
             windows = (len(tokens) - 1) // SEQ_LEN
             starts = np.arange(windows) * SEQ_LEN
@@ -144,7 +147,7 @@ def test_a_run_says_how_often_it_read_a_document_and_when_it_will_again(run, cor
         for name, weight in (("squares", 0.75), ("cubes", 0.25))
     }
     loader = tokenmill.Loader(tokenmill.Mixture(sources), batch_size=8, seq_len=32, seed=42)
-    origins = [loader.origin(row) for row in range(4 * len(losses))]
+    origins = [loader.rows.origin(row) for row in range(4 * len(losses))]
     for name in ("squares", "cubes"):
         for document in list(sources[name][0].documents)[::11]:
             (found,) = where([], document.key, run=run).documents
@@ -158,7 +161,8 @@ def test_a_run_says_how_often_it_read_a_document_and_when_it_will_again(run, cor
             read = [row for row in rows if row < len(losses)]
             visits = found.visits
             assert visits.read == len(read)
-            assert [one.row for one in visits.first] == rows[:5]
+            assert 3 <= len(visits.first) <= 5
+            assert [one.row for one in visits.first] == rows[: len(visits.first)]
             assert (visits.latest and visits.latest.row) == (read[-1] if read else None)
             assert visits.next.row == rows[len(read)]
             assert visits.next.step == visits.next.row // 8

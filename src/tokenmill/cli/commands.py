@@ -25,6 +25,7 @@ _COMMANDS = {
     "download": ("download:download", "Download tokens or text from the Hugging Face Hub."),
     "info": ("info:info", "Show what a dataset contains."),
     "peek": ("peek:peek", "Show the text and the origin of one document."),
+    "explain": ("explain:explain", "Show the documents of a training step, row or token."),
     "search": ("search:search", "Show every occurrence of a text in a dataset."),
     "index": ("index:index", "Index the words of a dataset, for faster searches."),
     "where": ("where:where", "Show where a document is, and when a run reads it."),

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from tokenmill.cli.console import Display, show, show_next, show_table, typed_options
+from tokenmill.cli.console import Display, show, show_next, show_table, typed, typed_options
 from tokenmill.cli.peek import describe_source
 from tokenmill.cli.reading import FROM_RUN, Reading
 from tokenmill.errors import UsageError
@@ -147,7 +147,7 @@ def _show_visits(visits: Visits) -> None:
         show(f"{text}.")
         shown += [one for one in (visits.latest, visits.next) if one and one not in shown]
     shown.sort(key=lambda one: one.row)
-    heads = ["epoch", "step", "rank", "index", "row", "tokens of the row"]
+    heads = ["epoch", "step", "rank", "index", "row", "places in the row"]
     rows = [_list_visit(one) for one in shown]
     if any(one.loss is not None for one in shown):
         heads.append("loss")
@@ -217,7 +217,8 @@ def _show_next(found: Whereabouts, data: Sequence[str], options: str, run: Path 
     shown = next((one for one in (*found.documents, *twins)), None)
     commands = []
     if shown is not None:
-        here = shlex.quote(shown.path)
+        one_path = data[0] if len(data) == 1 and not shown.name else shown.path
+        here = typed(Path(one_path))
         split = "" if shown.split == "train" else f" --split {shlex.quote(shown.split)}"
         place = f" --token {shown.start}" if shown.document is None else ""
         if shown.document is not None:
@@ -231,6 +232,9 @@ def _show_next(found: Whereabouts, data: Sequence[str], options: str, run: Path 
                 map(shlex.quote, [*data, f"{file.source.path}:{unit}={file.first[-1].offset}"])
             )
             commands.append(f"tokenmill where {which}{options}")
+    if run is not None and shown is not None and shown.visits and shown.visits.first:
+        step = (shown.visits.latest or shown.visits.first[0]).step
+        commands.append(f"tokenmill explain --run {typed(run)} --step {step}")
     if run is None and shown is not None and shown.visits is None and shown.split == "train":
         commands.append(f"tokenmill where {asked}{options} --run runs/NAME")
     if commands:

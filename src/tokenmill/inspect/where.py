@@ -23,7 +23,7 @@ from tokenmill.dataset.named import parse_named
 from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.paths import AnyPath
 from tokenmill.errors import UsageError
-from tokenmill.inspect.absence import EXCLUDED, LISTED, find_excluded
+from tokenmill.inspect.absence import LISTED, find_excluded
 from tokenmill.inspect.described import Describer
 from tokenmill.inspect.explain import make_view
 from tokenmill.inspect.file_finder import FileFinder
@@ -33,6 +33,7 @@ from tokenmill.inspect.search.search import search
 from tokenmill.inspect.source_places import find_nearest, parse_place
 from tokenmill.inspect.whereabouts import Absence, FoundDocument, Whereabouts
 from tokenmill.order.rows import Kind as OrderKind
+from tokenmill.preparation.sift import EXCLUDED
 from tokenmill.progress import Watcher, watching
 from tokenmill.wording import one_line
 
