@@ -8,8 +8,8 @@ neighbouring ids are compared with the searched text byte by byte, in both direc
 look-up per id. Nothing is assumed about how a tokenizer divides text, and nothing is estimated: the
 result is exact for any vocabulary whose text is the joined bytes of its ids.
 
-Costs: a comparison takes 0.1 ns per token and id, a table 0.5 ns per token, and a place found about
-50 ns. All of it is native code, which other threads can run beside.
+Costs: a comparison takes 0.15 ns per token and id, a table 0.65 ns per token, and a place found about
+80 ns. All of it is native code, which other threads can run beside.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tokenmill.inspect.search.vocabulary import AnyIds, Integers, Vocabulary, lo
 CORE = 256  # bytes of the searched text that are compared by table; the rest is compared as text
 EMPTY = 64  # ids without text that may be inside a match
 _PIECE = 1 << 17  # ids that stay in the CPU's cache
-_FEW = 5  # ids: for more, a table is faster than comparisons
+_FEW = 4  # ids: for more, a table is faster than comparisons
 _SAMPLE = 1 << 20  # ids from which the frequencies are learned
 _SURPRISE = 10_000  # places
 _ENTRIES = 1 << 20  # places that are followed at once: bounds memory
-_COMPARE, _LOOK_UP, _FOLLOW = 0.11, 0.5, 50.0  # ns: see above
+_COMPARE, _LOOK_UP, _FOLLOW = 0.15, 0.65, 80.0  # ns: see above
 
 
 @dataclass(frozen=True, kw_only=True)
