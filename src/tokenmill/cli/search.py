@@ -95,7 +95,7 @@ def search(
         return 0 if any(counts.values()) else 1
     with Display() as display:
         matches = find(dataset, text, limit=limit, watcher=display, **wanted)
-        with closing(matches):
+        with closing(matches):  # ends the threads of a search that stops early
             shown, last = _show(matches, out, json=json)
     if last is None:
         warn(f"{_name(text, tokens)} does not occur in {_name_splits(dataset.splits, split)}.")
@@ -146,8 +146,8 @@ def _as_json(match: Match) -> str:
 def _show_next(last: Match, here: str, *, can_index: bool) -> None:
     given = f" --split {shlex.quote(last.split)}" if last.split != "train" else ""
     commands = [f"tokenmill peek {here}{given} --token {last.token}"]
-    if last.document is not None:
-        commands.append(f"tokenmill where {here}{given} --document {last.document.number}")
+    if last.document is not None and last.document.key is not None:
+        commands.append(f"tokenmill where {here} {last.document.key}")
     if can_index:
         commands.append(f"tokenmill index {here}")
     show_styled(Text("\nNext:  " + "\n       ".join(commands)))

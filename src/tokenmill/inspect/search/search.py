@@ -73,7 +73,7 @@ def search(
     format: str | None = None,
     column: str | None = None,
     eot_id: int | None = None,
-) -> Iterator[Match]:
+) -> Generator[Match]:
     """Yield every occurrence of `text` in a dataset, in order, as they are found.
 
     >>> import pathlib, tempfile
@@ -115,7 +115,7 @@ def search(
         raise UsageError(f"`limit` is {limit}; it must be 1 or more.")
     splits = _choose_splits(dataset, split)
 
-    def run() -> Iterator[Match]:
+    def run() -> Generator[Match]:
         with watching(watcher, progress) as watching_now:
             found = query.search(splits, watching_now, use_index=use_index)
             try:
