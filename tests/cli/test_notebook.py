@@ -61,3 +61,40 @@ def test_prepare_is_silent_on_request(kernel: Any, tmp_path: Path) -> None:
     text.write_text("some text")
     shown = run(kernel, PREPARE.format(text=str(text), out=str(tmp_path / "a"), progress=False))
     assert [one["msg_type"] for one in shown] == ["execute_result"]
+
+
+DISPLAY = """
+import numpy as np, tokenmill
+tokenmill.prepare({text!r}, {out!r}, tokenizer="bytes", progress=False)
+data = tokenmill.open({out!r})
+batch = next(tokenmill.Loader(data["train"], batch_size=2, seq_len=8, seed=0))
+found = tokenmill.stats({out!r}, progress=False)
+difference = tokenmill.diff({out!r}, {out!r}, progress=False)
+"""
+SHOWN = ("data", "data['train']", "data['train'].documents", "batch", "found", "difference")
+
+
+def test_objects_are_shown_as_tables(kernel: Any, tmp_path: Path) -> None:
+    text = tmp_path / "<img src=x>.txt"
+    text.write_text("\n".join(f"document {n} <b>of</b> the corpus" for n in range(1000)))
+    run(kernel, DISPLAY.format(text=str(text), out=str(tmp_path / "<b>a")))
+    for shown in (*SHOWN, f"tokenmill.verify({str(tmp_path / '<b>a')!r}, progress=False)"):
+        (result,) = run(kernel, shown)
+        assert result["msg_type"] == "execute_result"
+        page = result["content"]["data"]["text/html"]
+        assert page.startswith("<div><b>"), shown
+        assert "<b>of" not in page
+        assert "<img" not in page
+        assert "<b>a" not in page
+        assert result["content"]["data"]["text/plain"].count("\n") == 0
+
+
+def test_statistics_show_their_progress(kernel: Any, tmp_path: Path) -> None:
+    text = tmp_path / "x.txt"
+    text.write_text("\n".join(f"document {n} of the corpus" for n in range(1000)))
+    run(kernel, PREPARE.format(text=str(text), out=str(tmp_path / "a"), progress=False))
+    shown = run(kernel, f"tokenmill.stats({str(tmp_path / 'a')!r})")
+    lines = [one["content"]["data"]["text/plain"] for one in shown]
+    assert any(line.startswith("counting tokens: ") for line in lines)
+    assert lines[-2] == ""
+    assert lines[-1].startswith("<Statistics ")

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from tokenmill.errors import (
 )
 from tokenmill.formats.base import Contents, OpenRequest, parse_dtype
 from tokenmill.formats.file_documents import PartOfDocuments
+from tokenmill.html import ROWS, render
 from tokenmill.storage.cache import PieceCache, open_cache, open_default_cache
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.storage.reading import CURE, is_mappable, read_inside
@@ -90,10 +92,30 @@ class Dataset(Mapping[str, Tokens]):
     def __repr__(self) -> str:
         sizes = ", ".join(
             f"{name} {int(shards.counts.sum()):,} tokens"
-            for name, shards in self.contents.splits.items()
+            for name, shards in islice(self.contents.splits.items(), ROWS)
         )
+        more = len(self.contents.splits) - ROWS
+        sizes += f", and {more:,} more splits" if more > 0 else ""
         kind = f"{self.format}, {self.dtype.name}"
         return f"<Dataset {str(self.path)!r}: {sizes or 'no tokens'}; {kind}>"
+
+    def _repr_html_(self) -> str:
+        manifest = self.manifest
+        tokenizer = self.contents.tokenizer if manifest is None else manifest.tokenizer
+        if self._given is not None:
+            tokenizer = self._given.name
+        facts = [("format", self.format), ("tokenizer", tokenizer or "unknown")]
+        if self.contents.splits or manifest is not None:
+            facts.append(("dtype", self.dtype.name))
+        rows = []
+        for name, shards in islice(self.contents.splits.items(), ROWS):
+            split = None if manifest is None else manifest.splits.get(name)
+            count = int(shards.counts.sum())
+            is_whole = split is not None and split.tokens == count  # not so with `val_fraction`
+            known = f"{split.documents:,}" if split is not None and is_whole else ""
+            rows.append((name, f"{count:,}", known, f"{len(shards.counts):,}"))
+        heads = ("split", "tokens", "documents", "shards")
+        return render(f"Dataset {self.path}", facts, ("", heads, rows))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.contents.splits)

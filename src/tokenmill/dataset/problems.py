@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from tokenmill.html import ROWS, render
 from tokenmill.storage.reading import CURE, DamagedFileError
 from tokenmill.wording import one_line
 
@@ -21,6 +22,21 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{one_line(f'{self.file} {self.what}')}. {self.cure}"
+
+
+class ProblemList(list[Problem]):
+    """The problems that `verify` found, as a list; an empty one if there are none."""
+
+    def __repr__(self) -> str:
+        more = f", … and {len(self) - ROWS:,} more" if len(self) > ROWS else ""
+        return f"[{', '.join(map(repr, self[:ROWS]))}{more}]"
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return render("No problems")
+        rows = [(one.file, one.what, one.cure) for one in self[: ROWS + 1]]
+        title = f"{len(self):,} problem{'s' if len(self) != 1 else ''}"
+        return render(title, (), ("", ("file", "problem", "cure"), rows))
 
 
 @dataclass(frozen=True, kw_only=True)

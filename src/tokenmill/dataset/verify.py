@@ -29,7 +29,7 @@ import orjson
 
 from tokenmill.dataset.opening import Dataset, open, read_saved_tokenizer
 from tokenmill.dataset.paths import AnyPaths, find_all
-from tokenmill.dataset.problems import Findings, Problem, Problems
+from tokenmill.dataset.problems import Findings, ProblemList, Problems
 from tokenmill.dataset.verify_split import Limits, check_overlap, check_split
 from tokenmill.errors import TokenmillError
 from tokenmill.formats.prepared import Prepared
@@ -53,7 +53,7 @@ def verify(
     format: str | None = None,
     vocab_size: int | None = None,
     column: str | None = None,
-) -> list[Problem]:
+) -> ProblemList:
     """Check tokens on disk, and return a list of problems; an empty list means no problem.
 
     Raise a DatasetError if the tokens cannot be opened. `progress` and `watcher` work as in
@@ -65,7 +65,7 @@ def verify(
     tokenmill.errors.DatasetError: no/such/folder does not exist. Make a dataset with: \
 tokenmill prepare TEXTS --out no/such/folder
     """
-    return examine(
+    found = examine(
         path,
         progress=progress,
         watcher=watcher,
@@ -73,7 +73,8 @@ tokenmill prepare TEXTS --out no/such/folder
         format=format,
         vocab_size=vocab_size,
         column=column,
-    ).problems
+    )
+    return ProblemList(found.problems)
 
 
 def examine(

@@ -140,6 +140,10 @@ class FileDocuments(DocumentTable):
     def __len__(self) -> int:
         return int(self._numbers[-1])
 
+    def known_length(self) -> int | None:
+        is_known = self._indexes.counts is not None or "_numbers" in self.__dict__
+        return len(self) if is_known else None
+
     def __getitem__(self, number: int) -> Document:
         number = inside(number, len(self), "document")
         file = int(np.searchsorted(self._numbers, number, side="right")) - 1
@@ -228,6 +232,9 @@ class PartOfDocuments(DocumentTable):
 
     def __len__(self) -> int:
         return self._last - self._first
+
+    def known_length(self) -> int | None:
+        return len(self) if {"_first", "_last"} <= self.__dict__.keys() else None
 
     def starts(self, first: int, last: int) -> Integers:
         found = self._whole.starts(first + self._first, last + self._first)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.opening import open as open_dataset
-from tokenmill.errors import DatasetError, TokenizerError
+from tokenmill.errors import DatasetError, TokenizerError, TokenmillError
 from tokenmill.html import render
 from tokenmill.inspect.diff_documents import Side, is_imported
 from tokenmill.inspect.diff_matching import ENTRY, Entries, Tally
@@ -32,6 +32,7 @@ from tokenmill.tokenizers import Tokenizer
 from tokenmill.wording import brief, count, counted, one_line
 
 _SOURCES = 1000  # listed
+_LONGEST = 200  # characters of a value
 _DECIDE_TOKENS = ("tokenizer fingerprint", "end of text", "end-of-text id")
 
 AnyPath = str | os.PathLike[str]
@@ -205,10 +206,14 @@ def _open(data: AnyPath | Dataset, options: Mapping[str, Any]) -> Dataset:
     if isinstance(data, Dataset):
         return data
     given = {name: value for name, value in options.items() if value is not None}
-    dataset = open_dataset(data, cache_bytes=0, **given)
-    if given and dataset.manifest is not None:  # the options are for the other one
-        return open_dataset(data, cache_bytes=0)
-    return dataset
+    try:
+        dataset = open_dataset(data, cache_bytes=0)
+    except TokenmillError:
+        if not given:
+            raise
+        return open_dataset(data, cache_bytes=0, **given)
+    # The options may be for the other dataset: a prepared one needs none.
+    return dataset if dataset.manifest else open_dataset(data, cache_bytes=0, **given)
 
 
 def compare(one: Dataset, other: Dataset, watcher: Watcher, limit: int = LIMIT) -> Difference:
@@ -394,4 +399,4 @@ def _list_settings(dataset: Dataset) -> Iterator[tuple[str, str]]:
         yield "compression", manifest.compression.name
     for name, value in manifest.settings.items():
         if value is not None and name != "content":  # of an imported dataset: a hash of its tokens
-            yield str(name)[:100], brief(value)
+            yield str(name)[:100], brief(value)[:_LONGEST]

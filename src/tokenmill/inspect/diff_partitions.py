@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -48,10 +49,7 @@ def divide(
 def _distribute(blocks: Iterable[Entries], folder: Path, factor: np.uint64, round: int) -> None:
     """Write entries to files in a folder, chosen by some bits of a hash of their key."""
     with ExitStack() as stack:
-        files = [
-            stack.enter_context((folder / f"{number:03}").open("wb"))
-            for number in range(1 << _BITS)
-        ]
+        files: dict[int, BinaryIO] = {}
         for entries in blocks:
             high, low = entries["key"].T
             mixed = (high ^ (low * factor)) * factor
@@ -59,9 +57,10 @@ def _distribute(blocks: Iterable[Entries], folder: Path, factor: np.uint64, roun
             order = np.argsort(part, kind="stable")
             borders = np.searchsorted(part[order], np.arange((1 << _BITS) + 1))
             ordered = entries[order]
-            for number, file in enumerate(files):
-                if borders[number] < borders[number + 1]:
-                    file.write(ordered[borders[number] : borders[number + 1]].tobytes())
+            for number in np.flatnonzero(np.diff(borders)).tolist():
+                if number not in files:
+                    files[number] = stack.enter_context((folder / f"{number:03}").open("wb"))
+                files[number].write(ordered[borders[number] : borders[number + 1]].tobytes())
 
 
 def _read_all(

@@ -204,6 +204,7 @@ def _join(parts: dict[str, Statistics]) -> Statistics:
         tokenizer=first.tokenizer,
         tokenizer_fingerprint=first.tokenizer_fingerprint,
         vocab_size=first.vocab_size,
+        eot_id=first.eot_id,
         split=first.split,
         splits=tuple(splits.values()),
         sample=Sample(
@@ -235,8 +236,8 @@ def _find(
     names = list(dataset) if split is None else [split]
     total = sum(len(dataset[name]) for name in names)
     is_remote = any(dataset[name].is_remote for name in names)
-    limit = (SAMPLE_REMOTE if is_remote else SAMPLE) if sample is None else sample
-    limit = total if limit == "all" else min(limit, total)
+    default = SAMPLE_REMOTE if is_remote else SAMPLE
+    limit = total if sample == "all" else min(sample or default, total)
     lengths = {*SEQ_LENS, seq_len}
     kept = None if fresh else read_kept(dataset, split)
     if kept is not None:
@@ -329,6 +330,7 @@ class _Computation:
             tokenizer=None if self.tokenizer is None else self.tokenizer.name,
             tokenizer_fingerprint=fingerprint,
             vocab_size=self.vocab_size,
+            eot_id=self.dataset.eot_id,
             split=self.split,
             splits=tuple(sizes),
             sample=Sample(

@@ -55,7 +55,7 @@ def read_kept(dataset: Dataset, split: str | None) -> Statistics | None:
     kept = read_receipt(_name(folder, split, "json"), _Kept)
     if kept is None or kept.version != VERSION or kept.figures.split != split:
         return None
-    if kept.figures.tokenizer_fingerprint not in _find_fingerprints(dataset):
+    if not _is_made_alike(kept.figures, dataset):
         return None
     counts = _read(folder, kept.counts, MOST_IDS)
     sources = None
@@ -91,13 +91,22 @@ def keep(dataset: Dataset, found: Statistics) -> None:
     write_file(_name(folder, found.split, "json"), encode_receipt(kept))
 
 
-def _find_fingerprints(dataset: Dataset) -> tuple[str | None, ...]:
-    """Return which tokenizers may have been used; None is for a tokenizer that cannot be loaded."""
-    manifest = dataset.manifest
+def _is_made_alike(figures: Figures, dataset: Dataset) -> bool:
+    """Return whether figures were made with the same tokenizer and the same options."""
+    if figures.eot_id != dataset.eot_id:
+        return False
+    manifest, vocab_size = dataset.manifest, dataset.vocab_size
     if manifest is not None and dataset.has_tokenizer:
-        return manifest.tokenizer_fingerprint, None
-    tokenizer = find_tokenizer(dataset)
-    return (None if isinstance(tokenizer, TokenizerError) else tokenizer.fingerprint,)
+        # None if the tokenizer could not be loaded then.
+        known: tuple[str | None, ...] = (manifest.tokenizer_fingerprint, None)
+    else:
+        found = find_tokenizer(dataset)
+        if isinstance(found, TokenizerError):
+            known = (None,)
+        else:
+            known = (found.fingerprint,)
+            vocab_size = found.vocab_size if vocab_size is None else vocab_size
+    return figures.tokenizer_fingerprint in known and figures.vocab_size == vocab_size
 
 
 def find_tokenizer(dataset: Dataset) -> Tokenizer | TokenizerError:

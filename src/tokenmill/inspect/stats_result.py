@@ -285,6 +285,7 @@ class Figures:
     tokenizer: str | None
     tokenizer_fingerprint: str | None
     vocab_size: int | None
+    eot_id: int | None
     split: str | None
     splits: tuple[SplitCount, ...]
     sample: Sample

@@ -50,11 +50,11 @@ class ScriptTable(NamedTuple):
     numbers: npt.NDArray[np.uint8]
     names: tuple[str, ...]
 
-    def count(self, text: str) -> npt.NDArray[np.int64]:
+    def count_in(self, text: str) -> npt.NDArray[np.int64]:
         """Count the characters of a text by the number of their script. U+FFFD is not counted.
 
         >>> table = find_scripts()
-        >>> found = table.count("Hi, мир\\ufffd")
+        >>> found = table.count_in("Hi, мир\\ufffd")
         >>> {table.names[n]: found[n].item() for n in found.nonzero()[0]}
         {'': 2, 'Cyrillic': 3, 'Latin': 2}
         """

@@ -46,7 +46,7 @@ class ScriptCounter:
 
     def add(self, text: str, times: int = 1) -> None:
         """Count the characters of a text that occurs so many times."""
-        self._counts += self._table.count(text) * times
+        self._counts += self._table.count_in(text) * times
 
     def find(self, split_share: float, *, is_decoded: bool) -> Scripts:
         """Return what was counted."""

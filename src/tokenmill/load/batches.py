@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import TokenmillError
+from tokenmill.html import render
 from tokenmill.load.rows import ResolvedRows, RunRows
 from tokenmill.load.settings import LoaderSettings
 from tokenmill.order.documents import DocumentBatch
@@ -37,10 +38,11 @@ _GROUP_BYTES = 1 << 20  # of rows that are finished at once
 _READ_BYTES = 4 << 20  # of rows that are read at once, in the dtype of the files
 _READS_AHEAD = 5  # how many such reads a thread may be ahead
 _BUFFERS = 8  # groups whose memory is reused
+_ROWS_SHOWN, _IDS_SHOWN = 3, 12  # of a batch in a notebook
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
-@dataclass(slots=True, eq=False)  # not frozen: that would more than double its cost
+@dataclass(slots=True, eq=False, repr=False)  # not frozen: that would more than double its cost
 class Batch:
     """Some rows of a run. `targets` are the tokens that follow `inputs`; both are (rows, seq_len).
 
@@ -57,6 +59,18 @@ class Batch:
     tokens: npt.NDArray[Any] | None = None
     documents: DocumentBatch | None = None
 
+    def __repr__(self) -> str:
+        kind = "DocumentedBatch" if self.documents is not None else "Batch"
+        return f"<{kind} of {_describe_rows(self)}>"
+
+    def _repr_html_(self) -> str:
+        facts = [("rows", _describe_rows(self)), ("rows in the step", f"up to {self.end:,}")]
+        rows = [
+            (f"{self.row + number:,}", " ".join(map(str, ids[:_IDS_SHOWN])) + " …")
+            for number, ids in enumerate(self.inputs[:_ROWS_SHOWN])
+        ]
+        return render(type(self).__name__, facts, ("Inputs", ("row", "ids"), rows))
+
 
 class DocumentedBatch(Batch):
     """A batch of a loader with `documents=True`."""
@@ -64,6 +78,11 @@ class DocumentedBatch(Batch):
     __slots__ = ()
     if TYPE_CHECKING:
         documents: DocumentBatch
+
+
+def _describe_rows(batch: Batch) -> str:
+    rows, length = batch.inputs.shape
+    return f"{rows:,} x {length:,} {batch.inputs.dtype.name}, from row {batch.row:,}"
 
 
 class BatchGroup(NamedTuple):

@@ -27,6 +27,7 @@ import numpy as np
 import orjson
 
 from tokenmill.errors import UsageError
+from tokenmill.html import render
 from tokenmill.preparation.bundles import Bundles, Run, make_bundles, skipped_in
 from tokenmill.preparation.choose import explain_nothing_kept, mark_lines, sift
 from tokenmill.preparation.engine import Engine, LocalEngine
@@ -57,7 +58,7 @@ from tokenmill.store.manifest import Manifest, Split, check_shard_count
 from tokenmill.store.shard_receipts import ShardReceipt, describe_change, read_shard_receipt
 from tokenmill.store.tables import Shard, ShardName, ShardTable, Source, SourceTable
 from tokenmill.tokenizers import Tokenizer
-from tokenmill.wording import counted
+from tokenmill.wording import counted, size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,19 @@ class Report:
     def __repr__(self) -> str:
         splits = (f"{name} {split.tokens:,} tokens" for name, split in self.manifest.splits.items())
         return f"<Report {str(self.path)!r}: {', '.join(splits)}>"
+
+    def _repr_html_(self) -> str:
+        facts = [
+            ("input read", size(self.bytes_read)),
+            ("parts", f"{self.parts:,}, {self.parts_done_before:,} of them by earlier runs"),
+            *([("", "finished by an earlier run")] if self.was_finished else []),
+        ]
+        rows = [
+            (name, f"{split.tokens:,}", f"{split.documents:,}", f"{len(split.shards):,}")
+            for name, split in self.manifest.splits.items()
+        ]
+        heads = ("split", "tokens", "documents", "shards")
+        return render(f"Dataset {self.path}", facts, ("", heads, rows))
 
 
 def prepare(

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
+from tokenmill.html import render
 from tokenmill.storage.mapping import Maps, map_file
 from tokenmill.storage.reading import DamagedFileError, check_size, open_inside
 from tokenmill.store.manifest import DOCUMENT_DTYPE
@@ -90,8 +91,21 @@ class DocumentTable(ABC):
         return (self[number] for number in range(len(self)))
 
     def __repr__(self) -> str:
-        number = len(self)
-        return f"<Documents {self._split!r}: {number:,} document{'s' if number != 1 else ''}>"
+        return f"<Documents {self._split!r}: {self.describe_length()}>"
+
+    def _repr_html_(self) -> str:
+        return render(f"Documents of {self._split}", [("length", self.describe_length())])
+
+    def describe_length(self) -> str:
+        """Return the number of documents in words, without reading an index to count them."""
+        number = self.known_length()
+        if number is None:
+            return "not counted yet"
+        return f"{number:,} document{'s' if number != 1 else ''}"
+
+    def known_length(self) -> int | None:
+        """Return the number of documents, or None if an index would have to be read to count them."""
+        return len(self)
 
     @property
     def lengths(self) -> Integers:
@@ -238,6 +252,11 @@ class JoinedDocuments(DocumentTable):
 
     def __len__(self) -> int:
         return int(self._numbers[-1])
+
+    def known_length(self) -> int | None:
+        known = [part.known_length() for part in self._parts]
+        counts = [count for count in known if count is not None]
+        return sum(counts) if len(counts) == len(known) else None
 
     def __getitem__(self, number: int) -> Document:
         number = inside(number, len(self), "document")

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill.errors import DatasetError, UsageError
+from tokenmill.html import render
 from tokenmill.storage.cache import PieceCache
 from tokenmill.storage.mapping import release
 from tokenmill.store.cached_rows import CachedRows
@@ -109,6 +110,20 @@ class Tokens:
         number = f"{self.shard_count:,} shard{'s' if self.shard_count != 1 else ''}"
         tokens = f"{len(self):,} token{'s' if len(self) != 1 else ''}"
         return f"<Tokens {self.split!r}: {tokens} ({self.dtype.name}) in {number}>"
+
+    def _repr_html_(self) -> str:
+        place = "an object store" if self.is_remote else "files or memory"
+        facts = [
+            ("tokens", f"{len(self):,}"),
+            ("dtype", self.dtype.name),
+            ("shards", f"{self.shard_count:,}"),
+            ("read from", f"{place}, through a cache" if self.cache is not None else place),
+        ]
+        if self.documents is not None:
+            facts.append(("documents", self.documents.describe_length()))
+        if self.eot_id is not None:
+            facts.append(("end-of-text id", f"{self.eot_id} {self.eot} each document"))
+        return render(f"Tokens of {self.split}", facts)
 
     def __len__(self) -> int:
         return self._length

@@ -13,6 +13,7 @@ import orjson
 import xxhash
 
 from tokenmill.errors import UsageError
+from tokenmill.html import render
 from tokenmill.load.loader import Loader
 from tokenmill.load.state import check_state
 from tokenmill.storage.disk import explain_disk_errors
@@ -67,6 +68,18 @@ class RunReport:
         words += ["finished before"] if self.was_finished else []
         words += ["stopped"] if self.was_stopped else []
         return f"<RunReport {', '.join(words)}>"
+
+    def _repr_html_(self) -> str:
+        losses = {
+            "loss": self.loss,
+            "validation loss": self.val_loss,
+            "bits per byte": self.bits_per_byte,
+        }
+        facts = [("step", f"{self.step:,}")]
+        facts += [(name, f"{loss:.4f}") for name, loss in losses.items() if loss is not None]
+        facts += [("", "finished before")] if self.was_finished else []
+        facts += [("", "stopped")] if self.was_stopped else []
+        return render(f"Run {self.path}", facts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,155 @@
+"""What objects look like in a notebook: escaped, short, and made without reading data."""
+
+from __future__ import annotations
+
+import html.parser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dataset_builder import build, edit_manifest
+
+import tokenmill
+from tokenmill.html import CELL, ROWS, render
+from tokenmill.training.rank_run import RunReport
+
+HOSTILE = "<script>alert(1)</script>\x1b[2J\u202e&\"'"
+
+
+class Reader(html.parser.HTMLParser):
+    """Collects tags and text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.cells: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert not attrs
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.cells.append(data)
+
+
+def read(shown: Any) -> list[str]:
+    """Check the display of an object; returns its texts."""
+    text = shown._repr_html_()
+    reader = Reader(text)
+    assert {*reader.tags} <= {"div", "b", "table", "caption", "tr", "th", "td"}
+    assert len(text) < 20_000
+    assert len(repr(shown)) < 5_000
+    for character in "\x1b\u202e":
+        assert character not in text
+    return reader.cells
+
+
+def test_cells_are_escaped_and_short_and_few() -> None:
+    text = render(HOSTILE, [(HOSTILE, HOSTILE)] * 99, ("", (HOSTILE,), [("x" * 9999,)] * 99))
+    reader = Reader(text)
+    assert "script" not in reader.tags
+    assert max(map(len, reader.cells)) <= CELL
+    assert reader.tags.count("tr") == 2 * ROWS + 2
+    assert f"… and {99 - ROWS} more" in reader.cells
+
+
+def test_datasets_tokens_and_documents_show_their_size(tmp_path: Path) -> None:
+    build(tmp_path / "<b>a")
+    data = tokenmill.open(tmp_path / "<b>a")
+    cells = read(data)
+    assert f"Dataset {tmp_path / '<b>a'}" in cells
+    assert ["train", "68", "5", "7"] == cells[cells.index("train") :][:4]
+    assert "bytes" in cells
+    assert {"68", "uint16", "5 documents", "256 after each document"} <= {*read(data["train"])}
+    assert "5 documents" in read(data["train"].documents)
+    empty = tmp_path / "empty"
+    build(empty, {"train": []})
+    read(tokenmill.open(empty))
+    cut = tmp_path / "cut"
+    build(cut, {"train": ["abc", "de"]})
+    held = tokenmill.open(cut, val_fraction=0.4)
+    assert "not counted yet" in read(held["val"].documents)
+    assert len(held["val"].documents) == 1
+    assert "1 document" in read(held["val"].documents)
+
+
+def test_names_of_strangers_are_escaped(tmp_path: Path) -> None:
+    build(tmp_path / "d")
+    edit_manifest(
+        tmp_path / "d", lambda body: body["tokenizer"].update(name=HOSTILE, fingerprint=HOSTILE)
+    )
+    assert any("alert" in cell for cell in read(tokenmill.open(tmp_path / "d")))
+
+
+def test_displays_read_no_shard(tmp_path: Path) -> None:
+    build(tmp_path / "d")
+    data = tokenmill.open(tmp_path / "d")
+    for split in ("train", "val"):
+        (tmp_path / "d" / split).rename(tmp_path / "d" / f"{split}.away")
+    for shown in (data, data["train"], data["val"].documents):
+        read(shown)
+
+
+def test_many_splits_are_not_all_shown(tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    build(folder, {f"split{n:04}": ["text"] for n in range(300)})
+    data = tokenmill.open(folder)
+    read(data)
+    assert "and 280 more splits" in repr(data)
+
+
+def test_batches_show_a_few_ids() -> None:
+    tokens = tokenmill.Tokens.of(np.arange(10_000), eot_id=7)
+    settings = {"batch_size": 4, "seq_len": 100, "seed": 0, "order": "sequential"}
+    batch = next(tokenmill.Loader(tokens, **settings))
+    assert repr(batch) == "<Batch of 4 x 100 int64, from row 0>"
+    cells = read(batch)
+    assert "100 101 102 103 104 105 106 107 108 109 110 111 …" in cells
+    documented = next(tokenmill.Loader(tokens, **settings, documents=True))
+    assert repr(documented) == "<DocumentedBatch of 4 x 100 int64, from row 0>"
+    read(documented)
+
+
+def test_reports_show_their_results(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("To be, or not to be.")
+    report = tokenmill.prepare(
+        tmp_path / "a.txt", tmp_path / "<i>d", tokenizer="bytes", val_fraction=0
+    )
+    cells = read(report)
+    assert ["train", "21", "1", "1"] == cells[cells.index("train") :][:4]
+    run = RunReport(
+        path=Path("<i>run"),
+        step=1200,
+        loss=1.5,
+        val_loss=None,
+        bits_per_byte=None,
+        was_stopped=True,
+    )
+    assert ["step", "1,200", "loss", "1.5000", "stopped"] == read(run)[1:]
+    for other in (
+        tokenmill.stats(tmp_path / "<i>d"),
+        tokenmill.diff(tmp_path / "<i>d", tmp_path / "<i>d"),
+    ):
+        assert any("<i>d" in cell for cell in read(other))
+
+
+def test_problems_are_a_table(tmp_path: Path) -> None:
+    build(tmp_path / "d")
+    assert read(tokenmill.verify(tmp_path / "d")) == ["No problems"]
+    (tmp_path / "d/train/shard_00000.bin").unlink()
+    problems = tokenmill.verify(tmp_path / "d")
+    assert isinstance(problems, list)
+    assert "train/shard_00000.bin" in read(problems)
+
+
+@pytest.mark.parametrize("count", [0, 1, ROWS + 5])
+def test_long_lists_of_problems_are_shortened(count: int) -> None:
+    from tokenmill.dataset.problems import Problem, ProblemList
+
+    one = Problem(file=HOSTILE, what="is gone", cure="Copy it.")
+    problems = ProblemList([one] * count)
+    read(problems)
+    assert ("more" in repr(problems)) == (count > ROWS)
+    assert problems == [one] * count
