@@ -39,6 +39,7 @@ _WHERE = {
     "sample": "tokenmill.training.sample",
     "search": "tokenmill.inspect.search.search",
     "stats": "tokenmill.inspect.stats",
+    "spikes": "tokenmill.inspect.spikes",
     "train": "tokenmill.training.run",
     "train_tokenizer": "tokenmill.preparation.train_tokenizer",
     "verify": "tokenmill.dataset.verify",
@@ -74,6 +75,7 @@ __all__ = [
     "sample",
     "search",
     "stats",
+    "spikes",
     "train",
     "train_tokenizer",
     "verify",
@@ -99,7 +101,9 @@ if TYPE_CHECKING:
     from tokenmill.inspect.stats import stats
     from tokenmill.inspect.search.search import index, search
     from tokenmill.inspect.explain import explain
+    from tokenmill.inspect.search.search import index, search
     from tokenmill.inspect.view.server import view
+    from tokenmill.inspect.spikes import spikes
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader
     from tokenmill.load.mixture import Mixture

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.training.chart import MOST_POINTS, Curve, draw_svg, draw_text, nice_ticks
+from tokenmill.training.chart import MOST_POINTS, Curve, draw_svg, draw_text
+from tokenmill.training.scale import nice_ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -34,6 +34,7 @@ _COMMANDS = {
     "stats": ("stats:stats", "Show what a dataset consists of: tokens, lengths, scripts."),
     "diff": ("diff:diff", "Compare the documents of two datasets."),
     "view": ("view:view", "Show a dataset and its runs in the browser."),
+    "spikes": ("spikes:spikes", "Show where the loss jumped, and which documents did it."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
     "cache": ("cache:cache", "Bring a remote dataset into the cache on local disk."),
     "train": ("train:train", "Train a model, or resume training."),
@@ -52,6 +53,7 @@ _USAGES = {
     "search": "Usage: tokenmill search [OPTIONS] PATH [TEXT]",
     "stats": "Usage: tokenmill stats [OPTIONS] DATA...",
     "explain": "Usage: tokenmill explain [OPTIONS] [DATA...]",
+    "spikes": "Usage: tokenmill spikes [OPTIONS] [RUN]",
     "train": "Usage: tokenmill train [OPTIONS] [DATA...]",
     "view": "Usage: tokenmill view [OPTIONS] [DATA...]",
 }

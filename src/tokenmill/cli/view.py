@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from tokenmill.cli.console import show
+from tokenmill.cli.console import Display, show, typed
 from tokenmill.cli.opening import RECOGNISED, Opening
-
-_Switch = Annotated[bool, Parameter(show_default=False)]
+from tokenmill.wording import counted
 
 
 def view(
@@ -21,6 +21,10 @@ def view(
     opening: Opening = RECOGNISED,
     port: int | None = None,
     browser: Annotated[bool, Parameter(show_default=False)] = True,
+    export: Path | None = None,
+    split: str = "train",
+    document: Annotated[list[int] | None, Parameter(json_list=False, negative="")] = None,
+    documents: int = 0,
 ) -> int:
     """Show a dataset in the browser: overview, documents with their tokens, batches, runs, search.
 
@@ -41,7 +45,18 @@ def view(
         Port to listen on. By default, 8765 or the first free port after it.
     browser
         Open the page in the browser.
+    export
+        Folder to write the overview and some documents to, as HTML files for a data card, instead
+        of serving pages.
+    split
+        For --export: the split of the documents.
+    document
+        For --export: number of a document to write. May be given several times.
+    documents
+        For --export: how many documents to write, evenly spaced in the split.
     """
+    if export is not None:
+        return _export(data or (), export, split, document or (), documents, tokenizer, opening)
     from tokenmill.inspect.view.server import view as serve
 
     def announce(url: str) -> None:
@@ -57,4 +72,30 @@ def view(
         **opening.options,
     )
     show("Stopped.")
+    return 0
+
+
+def _export(
+    data: Sequence[str],
+    folder: Path,
+    split: str,
+    document: Sequence[int],
+    documents: int,
+    tokenizer: str | None,
+    opening: Opening,
+) -> int:
+    from tokenmill.inspect.view.server import export as write
+
+    with Display() as display:
+        written = write(
+            data,
+            folder,
+            split=split,
+            document=document,
+            documents=documents,
+            tokenizer=tokenizer,
+            watcher=display,
+            **opening.options,
+        )
+    show(f"Wrote {counted(len(written), 'page')} to {typed(folder)}: open {written[0]}")
     return 0

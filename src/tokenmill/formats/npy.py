@@ -108,20 +108,7 @@ def _read_header(request: OpenRequest, name: str) -> tuple[np.dtype[Any], int, i
 
 def parse_header(name: str, start: bytes) -> tuple[int, np.dtype[Any], int]:
     """Parse a header; return how many ids there are, their dtype, and the byte where they start."""
-    # Parse from memory: from a file, NumPy would read as many bytes as a damaged header says.
-    file = io.BytesIO(start)
-    try:
-        version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-        elif version in ((2, 0), (3, 0)):  # versions 2 and 3 differ only in the names of fields
-            shape, _, dtype = np.lib.format.read_array_header_2_0(file)
-        else:
-            raise ValueError(f"version {version} is not supported")
-    except Exception as error:  # NumPy's parser can raise any error for damaged bytes
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        what = f"has no readable .npy header ({reason!r})"
-        raise DamagedFileError(name, what, FOREIGN_CURE) from None
+    shape, _, dtype, offset = parse_any_header(name, start)
     if dtype.name not in DTYPES:
         raise DatasetError(
             f"{name} has values of {dtype}, but tokens are integers. Save it as integers: "
@@ -132,7 +119,29 @@ def parse_header(name: str, start: bytes) -> tuple[int, np.dtype[Any], int]:
             f"{name} has the shape {_describe_shape(shape)}, but tokens have one dimension. "
             "Save it with: np.save(path, ids.reshape(-1))."
         )
-    return int(shape[0]), dtype, file.tell()
+    return int(shape[0]), dtype, offset
+
+
+def parse_any_header(name: str, start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Parse the header of an array of any kind, which may be damaged or forged.
+
+    Returns the shape, whether the order is Fortran's, the dtype, and the byte where the values start.
+    """
+    # Parse from memory: from a file, NumPy would read as many bytes as a damaged header says.
+    file = io.BytesIO(start)
+    try:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            found = np.lib.format.read_array_header_1_0(file)
+        elif version in ((2, 0), (3, 0)):  # versions 2 and 3 differ only in the names of fields
+            found = np.lib.format.read_array_header_2_0(file)
+        else:
+            raise ValueError(f"version {version} is not supported")
+    except Exception as error:  # NumPy's parser can raise any error for damaged bytes
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        what = f"has no readable .npy header ({reason!r})"
+        raise DamagedFileError(name, what, FOREIGN_CURE) from None
+    return *found, file.tell()
 
 
 def _describe_shape(shape: tuple[int, ...]) -> str:

@@ -89,6 +89,20 @@ _made: deque[tuple[weakref.ref[Maps[Any]], int]] = deque()
 _copied: dict[int, int] = {}  # the bytes of each copy of an object that is in use
 
 
+def drop_maps() -> None:
+    """Forget all maps of this process. Those in use stay until their last use.
+
+    Pages of mapped files count as memory of the process. The next use of a file maps it again.
+    """
+    while _made:
+        try:
+            owner, number = _made.popleft()
+        except IndexError:  # another thread was faster
+            return
+        if (maps := owner()) is not None:
+            maps.pop(number, None)
+
+
 def _count_copy(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     _copied[id(array)] = array.nbytes
     weakref.finalize(array, _copied.pop, id(array), None)

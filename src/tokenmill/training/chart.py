@@ -14,6 +14,8 @@ from html import escape
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.training.scale import Floats, Scale, nice_ticks
+
 MOST_POINTS = 400
 _WIDTH, _HEIGHT = 800, 450
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 36, 60, 48
@@ -21,8 +23,6 @@ _COLOURS = ("#3b6fb6", "#d1603d", "#4c956c", "#8d6cab")
 _RATIO = 3.0  # if the largest loss is this many times the smallest, the scale is logarithmic
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of the 4 x 2 braille dots
 _MARK = "o"
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -60,46 +60,14 @@ class _Axes:
         steps = np.concatenate([points[0] for points in curves] or [np.empty(0)])
         values = np.concatenate([points[1] for points in curves] or [np.empty(0)])
         self.last = float(steps.max(initial=1.0))
-        low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
-        self.is_log = low > 0 and high / low >= _RATIO
-        low, high = self._scaled(low), self._scaled(high)
-        room = 0.05 * (high - low) or 0.05 * abs(high) or 0.5
-        self.low, self.high = low - room, high + room
-
-    def _scaled(self, value: float) -> float:
-        return math.log10(value) if self.is_log else value
+        is_log = bool(len(values) and values.min() > 0 and values.max() / values.min() >= _RATIO)
+        self.values = Scale.around(values, is_log=is_log)
 
     def across(self, steps: npt.ArrayLike) -> Floats:
         return np.asarray(steps, np.float64) / self.last
 
-    def up(self, values: npt.ArrayLike) -> Floats:
-        scaled = np.asarray(values, np.float64)
-        scaled = np.log10(scaled) if self.is_log else scaled
-        return (scaled - self.low) / (self.high - self.low)
-
     def step_ticks(self) -> list[float]:
         return [tick for tick in nice_ticks(0, self.last) if tick == round(tick)]
-
-    def value_ticks(self) -> list[float]:
-        if not self.is_log:
-            return nice_ticks(self.low, self.high)
-        powers = range(math.floor(self.low), math.ceil(self.high) + 1)
-        ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 3, 4, 5, 7)]
-        inside = [tick for tick in ticks if self.low <= math.log10(tick) <= self.high]
-        return [tick for tick in inside if f"{tick:e}"[0] in "125"] if len(inside) > 8 else inside
-
-
-def nice_ticks(low: float, high: float, about: int = 6) -> list[float]:
-    """Return about `about` round numbers from `low` to `high`.
-
-    >>> nice_ticks(0, 1000), nice_ticks(1.9, 3.1)
-    ([0.0, 200.0, 400.0, 600.0, 800.0, 1000.0], [2.0, 2.2, 2.4, 2.6, 2.8, 3.0])
-    """
-    rough = (high - low) / about
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
 
 
 def draw_svg(curves: list[Curve], title: str) -> str:
@@ -118,8 +86,8 @@ def draw_svg(curves: list[Curve], title: str) -> str:
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
         f'<text x="{_LEFT}" y="24" font-size="15" fill="#222222">{escape(title)}</text>',
     ]
-    for tick in axes.value_ticks():
-        y = _TOP + height * (1 - float(axes.up(tick)))
+    for tick in axes.values.ticks():
+        y = _TOP + height * (1 - float(axes.values.place(tick)))
         parts.append(f'<path d="M{_LEFT} {y:.1f}h{width}" stroke="#e3e3e3"/>')
         parts.append(_label(_LEFT - 8, y + 4, "end", f"{tick:g}"))
     for tick in axes.step_ticks():
@@ -128,12 +96,12 @@ def draw_svg(curves: list[Curve], title: str) -> str:
         parts.append(_label(x, _TOP + height + 20, "middle", f"{tick:,.0f}"))
     parts.append(f'<path d="M{_LEFT} {_TOP}v{height}h{width}" fill="none" stroke="#888888"/>')
     parts.append(_label(_LEFT + width / 2, _HEIGHT - 10, "middle", "step"))
-    scale = "loss, logarithmic" if axes.is_log else "loss"
+    scale = "loss, logarithmic" if axes.values.is_log else "loss"
     parts.append(_label(_LEFT - 48, _TOP - 10, "start", scale))
     for number, (curve, (steps, values)) in enumerate(zip(curves, points, strict=True)):
         colour = _COLOURS[number % len(_COLOURS)]
         across = _LEFT + width * axes.across(steps)
-        down = _TOP + height * (1 - axes.up(values))
+        down = _TOP + height * (1 - axes.values.place(values))
         parts += _line(across, down, colour)
         y = _TOP + 8 + 18 * number
         last = f" {values[-1]:.4g}" if len(values) else ""
@@ -177,7 +145,7 @@ def draw_text(curves: list[Curve], *, width: int = 72, height: int = 14) -> str:
     axes = _Axes(points)
     cells = [[" "] * width for _ in range(height)]
     for number, (steps, values) in enumerate(points):
-        across, up = axes.across(steps), axes.up(values)
+        across, up = axes.across(steps), axes.values.place(values)
         if number == 0:
             _draw_dots(cells, across, up)
             continue
@@ -186,8 +154,8 @@ def draw_text(curves: list[Curve], *, width: int = 72, height: int = 14) -> str:
         for column, line in zip(columns.tolist(), lines.tolist(), strict=True):
             cells[line][column] = _MARK
     labels = [""] * height
-    for tick in axes.value_ticks():
-        place = (1 - float(axes.up(tick))) * height
+    for tick in axes.values.ticks():
+        place = (1 - float(axes.values.place(tick))) * height
         labels[min(max(int(place), 0), height - 1)] = f"{tick:g}"
     margin = max(4, *map(len, labels))
     lines_made = [

@@ -219,6 +219,25 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         return []
 
 
+def follow_metrics(folder: Path, start: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the lines of a run's metrics from a byte on, and the byte to continue at.
+
+    `start` is 0 or what an earlier call returned. If the file was truncated or replaced since, so
+    that no line ends at `start`, or if there is no file, the byte returned is 0: read everything
+    again.
+    """
+    try:
+        with (folder / METRICS_NAME).open("rb") as file:
+            if start:
+                file.seek(start - 1)
+                if file.read(1) != b"\n":
+                    return [], 0
+            lines, end = _parse(file, folder, None)
+            return lines, start + end
+    except FileNotFoundError:
+        return [], 0
+
+
 def find_values(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
     """Return the steps and values of one metric.
 
@@ -265,9 +284,10 @@ def _write_all(handle: int, data: bytes) -> None:
 
 
 def _parse(file: BinaryIO, folder: Path, last_step: int | None) -> tuple[list[dict[str, Any]], int]:
-    """Return the lines of metrics up to `last_step`, and the position in the file where they end.
+    """Return the lines of metrics up to `last_step`, and how many bytes they have.
 
-    Stops at the first damaged or incomplete line. If `last_step` is None, there is no last step.
+    Reads from the file's position on. Stops at the first damaged or incomplete line. If `last_step`
+    is None, there is no last step.
     """
     found = os.fstat(file.fileno()).st_size
     if found > _MOST_METRICS:

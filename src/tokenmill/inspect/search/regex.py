@@ -200,27 +200,43 @@ def search_documents(
     watcher: Watcher,
     *,
     candidates: Iterable[int] | None = None,
+    first: int = 0,
+    reached: Callable[[int], None] | None = None,
     window: int = WINDOW,
     overlap: int = OVERLAP,
 ) -> Iterator[Match]:
     """Yield the matches in all documents; in order.
 
     With `candidates`, only documents with one of these tokens, which are in order, are searched.
+    Otherwise, the first document is the one of the token `first`, and `reached` is called with the
+    end of each document that was searched.
     """
-    ranges = list_documents(tokens) if candidates is None else _find_documents(tokens, candidates)
+    ranges = (
+        list_documents(tokens, first) if candidates is None else _find_documents(tokens, candidates)
+    )
     for start, stop in ranges:
         yield from _search_document(tokens, start, stop, finder, reader, window, overlap)
         if candidates is None:  # otherwise, the scan that finds them reports its progress
             watcher.advance(stop - start)
+            if reached is not None:
+                reached(stop)
 
 
-def list_documents(tokens: Tokens) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end of each document with tokens; the whole split if none is known."""
+def list_documents(tokens: Tokens, first: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield the start and the end of each document with tokens; the whole split if none is known.
+
+    The first document is the one of the token `first`.
+    """
     if tokens.documents is None and tokens.eot_id is None:
         yield 0, len(tokens)
         return
+    if first >= len(tokens):
+        return
+    if first:
+        table = tokens.documents
+        first = find_start(tokens, first) if table is None else table.at(first).start
     before = None
-    for starts in skip_empty(find_document_starts(tokens, 0, len(tokens)), len(tokens)):
+    for starts in skip_empty(find_document_starts(tokens, first, len(tokens)), len(tokens)):
         for start in starts.tolist():
             if before is not None:
                 yield before, start

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -42,11 +42,13 @@ def scan(
     ranges: Iterable[tuple[int, int]] | None = None,
     chunk: int | None = None,
     with_ids: bool = True,
+    reached: Callable[[int], None] | None = None,
 ) -> Iterator[Found]:
     """Yield everything that begins in the given ranges of tokens, in order; by default, in all.
 
     The ranges must be in order, and not overlap. Occurrences that cross into another document are
-    left out. Without `with_ids`, `Found.ids` is empty.
+    left out. Without `with_ids`, `Found.ids` is empty. `reached` is called with the token up to which
+    everything was yielded.
     """
     chunk = chunk or (REMOTE_CHUNK if tokens.is_remote else CHUNK)
 
@@ -60,22 +62,23 @@ def scan(
             hits = keep_within_documents(tokens, hits.moved(low), ids, start)
             return Found(hits=hits, ids=ids.copy() if with_ids else ids[:0], start=start)
 
-    pending: deque[tuple[int, Future[Found]]] = deque()
+    def finish(low: int, high: int, future: Future[Found]) -> Iterator[Found]:
+        found = future.result()
+        watcher.advance(high - low)
+        yield found
+        if reached is not None:
+            reached(high)
+
+    pending: deque[tuple[int, int, Future[Found]]] = deque()
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="search")
     try:
         for low, high in _cut(ranges or [(0, len(tokens))], chunk):
-            pending.append((high - low, pool.submit(search, low, high)))
+            pending.append((low, high, pool.submit(search, low, high)))
             # The first chunk is searched alone: it is a sample from which the pattern learns.
             while len(pending) > (THREADS if low else 0):
-                size, future = pending.popleft()
-                found = future.result()
-                watcher.advance(size)
-                yield found
+                yield from finish(*pending.popleft())
         while pending:
-            size, future = pending.popleft()
-            found = future.result()
-            watcher.advance(size)
-            yield found
+            yield from finish(*pending.popleft())
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

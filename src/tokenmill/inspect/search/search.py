@@ -13,9 +13,9 @@ the text, so almost nothing is decoded: several GB of text per second from memor
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -65,6 +65,8 @@ def search(
     ignore_case: bool = False,
     split: str | None = None,
     limit: int | None = None,
+    start: int = 0,
+    reached: Callable[[int], None] | None = None,
     use_index: bool = True,
     progress: bool | None = None,
     watcher: Watcher | None = None,
@@ -102,6 +104,11 @@ def search(
         The only split to search. By default, all splits.
     limit
         The number of occurrences after which to stop.
+    start
+        The token of each split to begin at. Occurrences that begin before it may be left out.
+    reached
+        Called with a token when all occurrences before it were yielded. An exception that it raises
+        ends the search.
     use_index
         Whether to use the index of words, if there is one.
     progress, watcher
@@ -110,7 +117,8 @@ def search(
         As for `tokenmill.open`, if `data` is a path.
     """
     dataset = _open(data, tokenizer, dtype=dtype, format=format, column=column, eot_id=eot_id)
-    query = _ask(dataset, text, tokens, regex=regex, ignore_case=ignore_case)
+    asked = _ask(dataset, text, tokens, regex=regex, ignore_case=ignore_case)
+    query = replace(asked, start=max(0, start), reached=reached)
     if limit is not None and limit < 1:
         raise UsageError(f"`limit` is {limit}; it must be 1 or more.")
     splits = _choose_splits(dataset, split)
@@ -287,6 +295,8 @@ class _Query:
     words: str | None = None
     reader: Reader | None = None
     finder: Finder | None = None
+    start: int = 0
+    reached: Callable[[int], None] | None = None
 
     def search(
         self, splits: list[Tokens], watcher: Watcher, *, use_index: bool
@@ -331,7 +341,10 @@ class _Query:
                         f"Using the index: {narrowed.pieces:,} of {narrowed.of:,} pieces of "
                         f"{tokens.split} can contain it."
                     )
-            yield tokens, None if narrowed is None else narrowed.ranges
+            ranges = None if narrowed is None else narrowed.ranges
+            if self.start:
+                ranges = _begin_at(self.start, ranges or iter([(0, len(tokens))]))
+            yield tokens, ranges
 
     def _open_index(self, watcher: Watcher) -> WordIndex | None:
         try:
@@ -358,7 +371,9 @@ class _Query:
         with_ids: bool = True,
     ) -> Iterator[Found]:
         assert self.pattern is not None
-        return scan(tokens, self.pattern, watcher, ranges=ranges, with_ids=with_ids)
+        return scan(
+            tokens, self.pattern, watcher, ranges=ranges, with_ids=with_ids, reached=self.reached
+        )
 
     def _search_documents(
         self, tokens: Tokens, ranges: Iterator[tuple[int, int]] | None, watcher: Watcher
@@ -369,4 +384,17 @@ class _Query:
         if self.pattern is not None:
             found = self._scan(tokens, ranges, watcher, with_ids=False)
             candidates = (token for one in found for token in one.hits.first.tolist())
-        return search_documents(tokens, self.finder, self.reader, watcher, candidates=candidates)
+        return search_documents(
+            tokens,
+            self.finder,
+            self.reader,
+            watcher,
+            candidates=candidates,
+            first=self.start,
+            reached=self.reached,
+        )
+
+
+def _begin_at(start: int, ranges: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the parts of ranges that are not before a token."""
+    return ((max(low, start), high) for low, high in ranges if high > start)

@@ -2,17 +2,22 @@
 
 Guarantees: every answer is a page, a file of `static/` or JSON; errors are pages too. All values in
 a page are escaped by the templates. Paths of the URL never become paths of files. At most `THREADS`
-pages are computed at once, so memory does not grow with the number of requests.
+pages are computed at once, and maps of files are forgotten between pages, so memory does not grow
+with the number of requests.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from importlib.resources import files
+from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from tokenmill.dataset.opening import Dataset
@@ -21,6 +26,7 @@ from tokenmill.inspect.view import batches, documents, listing, overview, runs, 
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.rendering import Templates
 from tokenmill.inspect.view.security import Application, Guard, Refusal
+from tokenmill.inspect.view.spelling import find_speller
 from tokenmill.inspect.view.viewer import (
     Data,
     MissingPageError,
@@ -31,12 +37,14 @@ from tokenmill.inspect.view.viewer import (
     Viewer,
 )
 from tokenmill.inspect.view.work import StatisticsWork
+from tokenmill.storage.mapping import drop_maps
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
 THREADS = 4
+MAPPED = 64 << 20  # bytes
 STATIC = "/static/"
 ROUTES: Routes = (
     *overview.ROUTES,
@@ -50,11 +58,15 @@ _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 def make_app(
-    datasets: Dataset | Mapping[str, Dataset], run_views: Mapping[str, RunView], token: str
+    datasets: Dataset | Mapping[str, Dataset],
+    run_views: Mapping[str, RunView],
+    token: str,
+    *,
+    once: str = "",
 ) -> Application:
     """Return the application for some datasets and runs, by name; one dataset has the name "".
 
-    Requests need `token`: see `security`.
+    Requests need `token`, or for one request `once`: see `security`.
     """
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
@@ -64,10 +76,24 @@ def make_app(
     viewer = Viewer(datasets=known, runs=dict(run_views), statistics=StatisticsWork(known))
     templates = Templates(names={"viewer": viewer})
     run_page = _make_runner()
+    warm_up = Thread(target=_warm_up, args=(viewer,), daemon=True)
+    started: list[bool] = []
+
+    def after_page() -> None:
+        bound_memory()
+        if not started:  # the first page comes first
+            started.append(True)
+            warm_up.start()
 
     def make_handler(show: PageFunction) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
             def answer() -> Response:
+                try:
+                    return make()
+                finally:
+                    after_page()
+
+            def make() -> Response:
                 query = Query(
                     {**request.query_params, **{k: str(v) for k, v in request.path_params.items()}}
                 )
@@ -105,7 +131,7 @@ def make_app(
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: handle_missing})
     app.router.redirect_slashes = False
-    return Guard(app, token=token, refuse=refuse, public=(STATIC,))
+    return Guard(app, token=token, refuse=refuse, public=(STATIC,), once=once)
 
 
 def explain(error: Exception) -> Page:
@@ -135,6 +161,23 @@ def read_static() -> list[tuple[str, bytes]]:
     """Return the names and contents of the scripts, styles and images of the application."""
     folder = files(__package__) / "static"
     return sorted((one.name, one.read_bytes()) for one in folder.iterdir() if one.is_file())
+
+
+def bound_memory() -> None:
+    """Forget the maps of files if their pages take more than `MAPPED` bytes of memory."""
+    try:
+        shared = int(Path("/proc/self/statm").read_text().split()[2]) * mmap.PAGESIZE
+    except (OSError, ValueError, IndexError):  # not Linux
+        shared = MAPPED + 1
+    if shared > MAPPED:
+        drop_maps()
+
+
+def _warm_up(viewer: Viewer) -> None:
+    """Load the tokenizers, so that the first page with text does not have to."""
+    for dataset in viewer.datasets.values():
+        with suppress(Exception):  # the page that needs the tokenizer reports errors
+            find_speller(dataset).warm_up()
 
 
 def _make_problem(title: str, text: str, status: int) -> Page:

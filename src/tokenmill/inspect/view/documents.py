@@ -5,7 +5,7 @@ A page shows at most `PAGE` tokens, so the cost does not grow with the length of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,23 @@ from tokenmill.errors import UsageError
 from tokenmill.inspect.view.listing import get_documents
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.spelling import find_speller
-from tokenmill.inspect.view.viewer import MissingPageError, Page, Routes, RunView, Viewer, make_link
+from tokenmill.inspect.view.viewer import (
+    MissingPageError,
+    Page,
+    Routes,
+    RunView,
+    Viewer,
+    make_link,
+    read_tokens,
+)
 from tokenmill.store.documents import Document
 from tokenmill.store.tokens import Tokens, is_same_data
 
 PAGE = 2000  # tokens
 BEFORE = 100  # tokens shown before the one that is asked for
 MOST_READS = 20  # rows of a run that are listed
+Link = Callable[..., str | None]
+
 _MOST_COMPUTED = 2_000_000  # rows of an order that has no inverse
 
 
@@ -46,11 +56,11 @@ class RunReads:
     rows: int
 
 
-def show_document(viewer: Viewer, query: Query) -> Page:
-    """Return the page of a document."""
+def show_document(viewer: Viewer, query: Query, *, link: Link = make_link) -> Page:
+    """Return the page of a document. `link` makes the URLs of other pages."""
     name, dataset = viewer.choose_dataset(query)
     split = viewer.choose_split(query, dataset)
-    tokens = dataset[split]
+    tokens = read_tokens(dataset, split)
     documents = get_documents(dataset, tokens)
     number = query.number("number", 0)
     if number >= len(documents):
@@ -66,8 +76,8 @@ def show_document(viewer: Viewer, query: Query) -> Page:
     shard, shard_token = tokens.locate(document.start) if document.length else (0, 0)
     here = {"data": name, "split": split}
 
-    def link(number: int, **more: Any) -> str:
-        return make_link(f"/document/{number}", **here, **more)
+    def go(number: int, **more: Any) -> str | None:
+        return link(f"/document/{number}", **here, **more)
 
     return Page(
         template="document.html",
@@ -89,14 +99,14 @@ def show_document(viewer: Viewer, query: Query) -> Page:
             "reads": list(
                 _find_reads(viewer, tokens, document.start + start, document.start + stop)
             ),
-            "previous_link": link(number - 1) if number else None,
-            "next_link": link(number + 1) if number + 1 < len(documents) else None,
-            "earlier_link": link(number, start=max(0, start - PAGE) or None) if start else None,
-            "later_link": link(number, start=stop) if stop < document.length else None,
-            "list_link": make_link("/documents", **here, first=number or None),
+            "previous_link": go(number - 1) if number else None,
+            "next_link": go(number + 1) if number + 1 < len(documents) else None,
+            "earlier_link": go(number, start=max(0, start - PAGE) or None) if start else None,
+            "later_link": go(number, start=stop) if stop < document.length else None,
+            "list_link": link("/documents", **here, first=number or None),
             "source_link": None
             if document.source is None
-            else make_link("/documents", **here, source=document.source.path),
+            else link("/documents", **here, source=document.source.path),
         },
     )
 

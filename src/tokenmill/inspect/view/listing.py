@@ -6,16 +6,25 @@ starts. `scan` bounds the work of filters.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import UsageError
+from tokenmill.inspect.view.finding import Wanted, find_matches
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.scan import Filter, Found, find_documents
 from tokenmill.inspect.view.spelling import Speller, find_speller
-from tokenmill.inspect.view.viewer import MissingPageError, Page, Routes, Viewer, make_link
+from tokenmill.inspect.view.viewer import (
+    MissingPageError,
+    Page,
+    Routes,
+    Viewer,
+    make_link,
+    read_tokens,
+)
 from tokenmill.store.documents import Document, DocumentTable
 from tokenmill.store.tokens import Tokens
 from tokenmill.wording import harmless
@@ -38,7 +47,7 @@ def show_documents(viewer: Viewer, query: Query) -> Page:
     """Return the list of documents from number `first` on."""
     name, dataset = viewer.choose_dataset(query)
     split = viewer.choose_split(query, dataset)
-    tokens = dataset[split]
+    tokens = read_tokens(dataset, split)
     documents = get_documents(dataset, tokens)
     first = _choose_first(query, tokens, documents)
     source = query.text("source")
@@ -48,15 +57,21 @@ def show_documents(viewer: Viewer, query: Query) -> Page:
         most=_optional(query, "most"),
     )
     by_order = not query.flag("scan")
-    found = find_documents(documents, wanted, first=first, limit=PAGE, by_order=by_order)
+    text = query.text("text")
+    if text:
+        found = _find_by_text(dataset, documents, wanted, text, split, first)
+    else:
+        found = find_documents(documents, wanted, first=first, limit=PAGE, by_order=by_order)
     given = {
         "data": name,
         "split": split,
         "source": source,
         "least": wanted.least,
         "most": wanted.most,
+        "text": text,
         "scan": None if by_order else 1,
     }
+    is_filtered = bool(wanted or text)
     return Page(
         template="documents.html",
         title="Documents",
@@ -71,15 +86,76 @@ def show_documents(viewer: Viewer, query: Query) -> Page:
             ],
             "found": found,
             "wanted": wanted,
+            "text": text,
+            "is_filtered": is_filtered,
             "source": source,
             "given": given,
             "next_link": _link(given, found.next),
-            "before_link": None if wanted or not first else _link(given, max(0, first - PAGE)),
+            "before_link": None if is_filtered or not first else _link(given, max(0, first - PAGE)),
             "start_link": _link(given, 0) if first else None,
-            "all_link": make_link("/documents", data=name, split=split) if wanted else None,
+            "all_link": make_link("/documents", data=name, split=split) if is_filtered else None,
             "scan_link": _link({**given, "scan": 1}, first) if found.used_order else None,
         },
     )
+
+
+def show_listed(dataset: Dataset, split: str, numbers: Sequence[int]) -> Page:
+    """Return a list of certain documents, without filters."""
+    tokens = read_tokens(dataset, split)
+    documents = get_documents(dataset, tokens)
+    return Page(
+        template="documents.html",
+        title="Documents",
+        section="/documents",
+        values={
+            "name": "",
+            "dataset": dataset,
+            "split": split,
+            "count_all": len(documents),
+            "entries": [describe(tokens, documents[n], find_speller(dataset)) for n in numbers],
+            "found": Found(numbers=tuple(numbers), first=0, last=len(documents), next=None),
+            "is_filtered": True,
+        },
+    )
+
+
+def _find_by_text(
+    dataset: Dataset,
+    documents: DocumentTable,
+    wanted: Filter,
+    text: str,
+    split: str,
+    first: int,
+) -> Found:
+    """Return documents that contain a text and match a filter, from document `first` on."""
+    count = len(documents)
+    if first >= count:
+        return Found(numbers=(), first=first, last=count, next=None)
+    start = int(documents.starts(first, first)[0])
+    part = find_matches(
+        dataset, Wanted(text=text), split=split, first=start, limit=PAGE, per_document=True
+    )
+    hits = [match.document for match in part.matches if match.document is not None]
+    numbers = tuple(one.number for one in hits if _matches(dataset, one, wanted))
+    following = None if part.next is None else documents.at(part.next).number
+    # A document that was only searched in part is searched again, unless it is one of the hits.
+    if following is not None and hits and following <= hits[-1].number:
+        following = hits[-1].number + 1
+    if following is not None and following <= first and not hits:
+        following = first + 1  # a document that takes longer than a request
+    last = count if following is None else following
+    return Found(numbers=numbers, first=first, last=last, next=None if last >= count else following)
+
+
+def _matches(dataset: Dataset, document: Document, wanted: Filter) -> bool:
+    if wanted.least is not None and document.length < wanted.least:
+        return False
+    if wanted.most is not None and document.length > wanted.most:
+        return False
+    if wanted.sources is None or dataset.manifest is None:
+        return wanted.sources is None
+    names = {dataset.manifest.sources[number].path for number in wanted.sources}
+    return document.source is not None and document.source.path in names
 
 
 def get_documents(dataset: Dataset, tokens: Tokens) -> DocumentTable:
@@ -96,6 +172,10 @@ def describe(tokens: Tokens, document: Document, speller: Speller) -> Entry:
     """Return a document with the beginning of its text, on one line."""
     stop = min(document.length, _EXCERPT_TOKENS)
     ids = tokens[document.start : document.start + stop]
+    if len(ids) and stop == document.length and int(ids[-1]) == tokens.eot_id:
+        ids = ids[:-1]
+    if len(ids) and int(ids[0]) == tokens.eot_id:
+        ids = ids[1:]
     text = speller.decode(ids)
     if stop < document.length:
         text = text.rstrip("\ufffd")

@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateNotFound
 
+from tokenmill.inspect.view.spelling import split_text
 from tokenmill.inspect.view.viewer import Page, make_link
 from tokenmill.wording import count, counted, duration, harmless, one_line, size
 
@@ -32,7 +33,14 @@ class Templates:
     that all templates may use.
     """
 
-    def __init__(self, *, link: Link = make_link, names: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        link: Link = make_link,
+        names: Mapping[str, Any] | None = None,
+        static: str = "/static",
+        is_export: bool = False,
+    ) -> None:
         self._environment = Environment(
             loader=_PackageFiles(),
             autoescape=True,
@@ -46,13 +54,14 @@ class Templates:
             counted=counted,
             duration=duration,
             one_line=one_line,
+            pieces=split_text,
             share=share,
             size=size,
             short=short,
             visible=visible,
         )
         self._environment.globals.update(
-            {"link": link, "sections": SECTIONS, "static": "/static", "is_export": False}
+            {"link": link, "sections": SECTIONS, "static": static, "is_export": is_export}
             | dict(names or {})
         )
 

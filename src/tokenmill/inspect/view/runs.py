@@ -1,15 +1,153 @@
-"""The page of runs."""
+"""The page of runs: their losses as charts that can be zoomed, and their spikes.
+
+`/runs` is the page, `/runs/charts` only its charts, for a script that zooms, and `/runs/points` the
+points that are new since the charts were drawn, for a script that extends the curves of live runs.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+from tokenmill.inspect.view.charts import draw_chart
+from tokenmill.inspect.view.loss_charts import WINDOWS, LossCharts, Shown, list_points
 from tokenmill.inspect.view.query import Query
-from tokenmill.inspect.view.viewer import Page, Routes, Viewer
+from tokenmill.inspect.view.run_curves import RunCurves
+from tokenmill.inspect.view.run_spikes import ShownSpike, SpikeSearch, list_spikes, make_marks
+from tokenmill.inspect.view.viewer import Data, Page, Routes, Viewer, make_link
+from tokenmill.wording import counted, one_line
 
 
 def show_runs(viewer: Viewer, query: Query) -> Page:
     """Return the page."""
-    del viewer, query
-    return Page(template="runs.html", title="Runs", section="/runs")
+    if not viewer.runs:
+        return Page(template="no_runs.html", title="Runs", section="/runs")
+    return Page(template="runs.html", title="Runs", section="/runs", values=_draw(viewer, query))
 
 
-ROUTES: Routes = (("/runs", show_runs),)
+def show_charts(viewer: Viewer, query: Query) -> Page:
+    """Return only the part of the page with the charts."""
+    return Page(template="charts.html", title="Runs", values=_draw(viewer, query))
+
+
+def show_points(viewer: Viewer, query: Query) -> Data:
+    """Return how far each run is, and the points that are new since `after`, by run.
+
+    `after` has the number of steps that each run had before, with commas between; -1 for a hidden
+    run. If a run has fewer steps now, it was restarted, and all points have to be read again.
+    """
+    runs = open_curves(viewer)
+    numbers = [number for number in query.text("after").split(",") if number]
+    known = {n: int(text) for n, text in enumerate(numbers) if text.isdecimal() and len(text) < 16}
+    charts = LossCharts(runs, Shown.read(query))
+    curves = charts.curves(known) if known else charts.curves()
+    if not known:
+        for number, run in charts.visible:
+            curves += charts.source_curves(number) if run.sources else []
+    return Data(
+        values={
+            "runs": [
+                {
+                    "key": run.name,
+                    "steps": run.steps,
+                    "live": run.is_live,
+                    "restarted": run.steps < known.get(number, 0),
+                }
+                for number, run in enumerate(runs)
+            ],
+            "curves": [list_points(one) for one in curves if len(one.steps)],
+        }
+    )
+
+
+def open_curves(viewer: Viewer) -> list[RunCurves]:
+    """Return the curves of all runs, with everything that the runs have written so far."""
+    found = []
+    for name, view in viewer.runs.items():
+        curves = viewer.kept.setdefault(("curves", name), RunCurves(name, view))
+        curves.refresh()
+        found.append(curves)
+    return found
+
+
+def _draw(viewer: Viewer, query: Query) -> dict[str, Any]:
+    runs = open_curves(viewer)
+    shown = Shown.read(query)
+    charts = LossCharts(runs, shown)
+    curves = charts.curves()
+    spikes, is_searching = _find_spikes(viewer, charts)
+    main = charts.chart("loss", _describe(charts), curves, marks=make_marks(spikes, curves))
+    by_source = [
+        _draw_sources(charts, number, run) for number, run in charts.visible if run.sources
+    ]
+    axis = shown.values | {"from": str(charts.first), "to": str(charts.last)}
+    return {
+        "charts": charts,
+        "shown": shown,
+        "svg": draw_chart(main),
+        "by_source": by_source,
+        "spikes": spikes,
+        "is_searching": is_searching,
+        "windows": WINDOWS,
+        "runs": [_summarize(number, run, shown) for number, run in enumerate(runs)],
+        "points": make_link("/runs/points", **axis, width=shown.width),
+        "batches": "/batches",
+        "is_live": any(run.is_live for run in runs),
+    }
+
+
+def _find_spikes(viewer: Viewer, charts: LossCharts) -> tuple[list[ShownSpike], bool]:
+    """Return the known spikes of the visible runs, and whether a search is under way."""
+    spikes: list[ShownSpike] = []
+    is_searching = False
+    for number, run in charts.visible:
+        search: SpikeSearch = viewer.kept.setdefault(("spikes", run.name), SpikeSearch())
+        report, searches = search.get(run.view)
+        is_searching |= searches
+        if report is not None:
+            spikes += list_spikes(viewer, number, run.name, report)
+    return spikes, is_searching
+
+
+def _draw_sources(charts: LossCharts, number: int, run: RunCurves) -> dict[str, Any]:
+    curves = charts.source_curves(number)
+    label = f"Loss by source of {one_line(run.name)}"
+    chart = charts.chart(f"sources-{number}", label, curves, height=270)
+    return {"name": run.name, "number": number, "curves": curves, "svg": draw_chart(chart)}
+
+
+def _summarize(number: int, run: RunCurves, shown: Shown) -> dict[str, Any]:
+    last, metrics = run.metrics.last, run.metrics
+    rate = last.get("tokens_per_second")
+    return {
+        "number": number,
+        "name": run.name,
+        "is_hidden": number in shown.hidden,
+        "toggle": shown.toggle(number).link,
+        "steps": run.steps,
+        "max_steps": run.max_steps,
+        "is_live": run.is_live,
+        "loss": last.get("loss"),
+        "val_loss": metrics.val_losses[-1] if metrics.val_losses else None,
+        "best": min(metrics.val_losses, default=None),
+        "tokens": last.get("tokens"),
+        "rate": rate if isinstance(rate, (int, float)) else None,
+    }
+
+
+def _describe(charts: LossCharts) -> str:
+    """Return what the main chart shows, for people who cannot see it."""
+    parts = []
+    for _, run in charts.visible:
+        last = run.metrics.last.get("loss")
+        loss = f", training loss {last:.4g}" if isinstance(last, (int, float)) else ""
+        val = run.metrics.val_losses
+        val_loss = f", validation loss {val[-1]:.4g}" if val else ""
+        parts.append(f"{one_line(run.name)}: {counted(run.steps, 'step')}{loss}{val_loss}")
+    return f"Loss by step. {'; '.join(parts) or 'No run is shown'}."
+
+
+ROUTES: Routes = (
+    ("/runs", show_runs),
+    ("/runs/charts", show_charts),
+    ("/runs/points", show_points),
+)

@@ -1,15 +1,43 @@
-"""The search page."""
+"""The search page: every occurrence of a text or of ids, a limited time for each request."""
 
 from __future__ import annotations
 
+from tokenmill.inspect.view.finding import Wanted, find_matches
 from tokenmill.inspect.view.query import Query
-from tokenmill.inspect.view.viewer import Page, Routes, Viewer
+from tokenmill.inspect.view.viewer import Page, Routes, Viewer, make_link
+
+PAGE = 50  # matches
 
 
 def show_search(viewer: Viewer, query: Query) -> Page:
-    """Return the page."""
-    del viewer, query
-    return Page(template="search.html", title="Search", section="/search")
+    """Return the page, with the occurrences from token `first` on."""
+    name, dataset = viewer.choose_dataset(query)
+    split = viewer.choose_split(query, dataset)
+    kind = query.choice("kind", ("text", "any-case", "ids"))
+    wanted = Wanted(text=query.text("q"), is_ids=kind == "ids", ignore_case=kind == "any-case")
+    first = query.number("first", 0)
+    found = None
+    if wanted.text:
+        found = find_matches(dataset, wanted, split=split, first=first, limit=PAGE)
+    given = {"data": name, "split": split, "q": wanted.text, "kind": "" if kind == "text" else kind}
+    return Page(
+        template="search.html",
+        title=f"Search: {wanted.text[:60]}" if wanted.text else "Search",
+        section="/search",
+        values={
+            "name": name,
+            "dataset": dataset,
+            "split": split,
+            "count_all": len(dataset[split]),
+            "wanted": wanted,
+            "kind": kind,
+            "found": found,
+            "next_link": None
+            if found is None or found.next is None
+            else make_link("/search", **given, first=found.next),
+            "start_link": make_link("/search", **given) if first else None,
+        },
+    )
 
 
 ROUTES: Routes = (("/search", show_search),)

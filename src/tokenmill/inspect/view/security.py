@@ -5,6 +5,9 @@ cookie and is sent on to the same page without the token. From then on, the cook
 URL of the application can be bookmarked and opened in the same browser until the server ends.
 Adding `?token=…` to any URL opens it in another browser.
 
+The URL with which the server itself opens the browser has another token, which counts only once: a
+command line can be seen by other users of the machine.
+
 Requests are refused:
 
 - without the token or the cookie;
@@ -76,7 +79,7 @@ class Guard:
     """Passes requests of the right browser on to `app`, and adds the headers to every answer.
 
     `refuse` makes the answer to a refused request. Paths that start with one of `public` need no
-    token; they must hold nothing about a dataset.
+    token; they must hold nothing about a dataset. `once` is a token that counts for one request.
     """
 
     def __init__(
@@ -86,8 +89,10 @@ class Guard:
         token: str,
         refuse: Callable[[Refusal], Application],
         public: tuple[str, ...] = (),
+        once: str = "",
     ) -> None:
         self._app, self._token, self._refuse, self._public = app, token, refuse, public
+        self._once = once
         # Whoever sees the cookie, such as a server on another port, does not learn the token.
         self._secret = hashlib.sha256(f"tokenmill view {token}".encode()).hexdigest()
 
@@ -101,7 +106,7 @@ class Guard:
         port = (scope.get("server") or ("", 0))[1]
         query = scope["query_string"].decode("latin-1")
         given = _read_parameter(query, TOKEN_NAME)
-        has_token = given is not None and _is_equal(given, self._token)
+        has_token = given is not None and self._is_right(given)
         answer = _check_origin(scope, headers, port, has_token=has_token)
         if answer is None and has_token:
             target = _remove_token(scope["path"], query)
@@ -111,6 +116,12 @@ class Guard:
             answer = _NO_TOKEN
         app = self._app if answer is None else self._refuse(answer)
         await app(scope, receive, self._finish(send))
+
+    def _is_right(self, given: str) -> bool:
+        if self._once and _is_equal(given, self._once):
+            self._once = ""
+            return True
+        return _is_equal(given, self._token)
 
     async def _start(
         self,

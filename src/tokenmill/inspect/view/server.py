@@ -22,6 +22,7 @@ from tokenmill.dataset.paths import AnyPath
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.inspect.run_view import RunView, open_run
 from tokenmill.inspect.view.security import TOKEN_NAME, Application
+from tokenmill.progress import Watcher
 
 HOST = "127.0.0.1"
 PORT = 8765
@@ -66,6 +67,37 @@ tokenmill prepare TEXTS --out no/such/folder
     check_libraries()
     datasets, views = open_all(data, runs, opening)
     serve(datasets, views, port=port, browser=browser, announce=announce)
+
+
+def export(
+    data: AnyPath | Sequence[AnyPath],
+    folder: AnyPath,
+    *,
+    split: str = "train",
+    document: Sequence[int] = (),
+    documents: int = 0,
+    watcher: Watcher | None = None,
+    **opening: Any,
+) -> list[Path]:
+    """Write the overview and some documents as HTML files to a folder; returns their paths.
+
+    `document` are numbers of documents, and `documents` is how many others to write, evenly spaced
+    in the split.
+    """
+    check_libraries()
+    from tokenmill.inspect.view import export as exporting
+
+    datasets, _ = open_all(data, (), opening)
+    if len(datasets) > 1:
+        raise UsageError("only one dataset can be exported at a time. Name one dataset.")
+    (dataset,) = datasets.values()
+    numbers = set(document)
+    if documents:
+        table = dataset[split].documents
+        length = 0 if table is None else len(table)
+        chosen = range(min(documents, length))
+        numbers.update(number * length // max(1, min(documents, length)) for number in chosen)
+    return exporting.export(dataset, folder, split=split, documents=numbers, watcher=watcher)
 
 
 def open_all(
@@ -115,17 +147,17 @@ def serve(
     from tokenmill.inspect.view.app import make_app
 
     listener = listen(port)
-    token = secrets.token_urlsafe(24)
+    token, once = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
     number = listener.getsockname()[1]
-    url = f"http://{HOST}:{number}/?{TOKEN_NAME}={token}"
-    app = make_app(datasets, runs, token)
+    address = f"http://{HOST}:{number}/?{TOKEN_NAME}="
+    app = make_app(datasets, runs, token, once=once if browser else "")
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            announce(url)
+            announce(address + token)
             if browser:
-                Thread(target=_open, args=(url,), daemon=True).start()
+                Thread(target=_open, args=(address + once,), daemon=True).start()
 
     server = Server(_configure(app))
     with listener, suppress(KeyboardInterrupt):  # uvicorn raises it again after it has ended

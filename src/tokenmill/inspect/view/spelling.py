@@ -123,6 +123,12 @@ class Speller:
         """Whether the tokenizer is known, so that ids have a text."""
         return self._tokenizer is not None
 
+    def warm_up(self) -> None:
+        """Compute what the first text needs."""
+        if self._tokenizer is not None:
+            self.spell(np.zeros(1, np.int64), 0)
+            len(self._lengths)
+
     def decode(self, ids: npt.NDArray[Any]) -> str:
         """Return the text of some ids; without a tokenizer, the ids."""
         if self._tokenizer is None:

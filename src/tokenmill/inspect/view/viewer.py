@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -16,6 +17,7 @@ from tokenmill.errors import UsageError
 from tokenmill.inspect.run_view import RunView
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.work import StatisticsWork
+from tokenmill.store.tokens import Tokens
 
 
 class MissingPageError(UsageError):
@@ -53,6 +55,7 @@ class Viewer:
 
     datasets: Mapping[str, Dataset]
     runs: Mapping[str, RunView] = field(default_factory=dict)
+    kept: dict[tuple[str, ...], Any] = field(default_factory=dict)  # of pages, between requests
     statistics: StatisticsWork | None = None
 
     def choose_dataset(self, query: Query) -> tuple[str, Dataset]:
@@ -77,6 +80,16 @@ class Viewer:
             )
         name = query.choice("run", tuple(self.runs))
         return name, self.runs[name]
+
+
+@lru_cache(maxsize=256)
+def read_tokens(dataset: Dataset, split: str) -> Tokens:
+    """Return the tokens of a split, read from their files without maps.
+
+    Maps would count as memory of the process. And if a mapped file became shorter, the system would
+    end the server.
+    """
+    return dataset[split].unmapped()
 
 
 PageFunction = Callable[[Viewer, Query], "Page | Data"]

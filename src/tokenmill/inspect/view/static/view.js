@@ -113,6 +113,19 @@
     setTimeout(ask, 300);
   }
 
+  // A search that has found nothing yet continues by itself, until Escape.
+  function continueSearch(link) {
+    const timer = setTimeout(() => location.replace(link.href), 50);
+    const stop = document.createElement("button");
+    stop.type = "button";
+    stop.className = "button quiet";
+    stop.textContent = "Stop";
+    const end = () => { clearTimeout(timer); window.stop(); stop.remove(); };
+    stop.addEventListener("click", end);
+    document.addEventListener("keydown", (event) => { if (event.key === "Escape") end(); });
+    link.before(stop);
+  }
+
   document.addEventListener("keydown", onKey);
   document.addEventListener("DOMContentLoaded", () => {
     for (const button of document.querySelectorAll("[data-theme-toggle]")) {
@@ -122,5 +135,6 @@
     for (const keys of document.querySelectorAll("[data-keys]")) keys.hidden = false;
     for (const text of document.querySelectorAll("[data-tokens]")) setUpTokens(text);
     for (const element of document.querySelectorAll("[data-watch]")) watch(element);
+    for (const link of document.querySelectorAll("[data-continue]")) continueSearch(link);
   });
 })();

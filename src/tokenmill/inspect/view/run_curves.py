@@ -1,0 +1,222 @@
+"""The curves of one run, which grow while it trains.
+
+`refresh` reads only what the run wrote since the last call. If the run was resumed, so that its files
+were truncated, or restarted, everything is read again. Several threads may use the curves.
+
+Costs: 4 bytes are read for each new row, plus the new lines of metrics. Losses by source are means of
+at most `SAMPLED_ROWS` rows for a whole chart, so their time does not grow with the run; means of
+complete buckets are kept.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokenmill.errors import TokenmillError
+from tokenmill.inspect.run_view import Phase, RunView
+from tokenmill.inspect.view.step_losses import Buckets, Floats, Integers, StepLosses
+from tokenmill.training.config import Config
+from tokenmill.training.config_file import read_config
+from tokenmill.training.run_folder import CONFIG_NAME, DATA_NAME, METRICS_NAME, follow_metrics
+from tokenmill.training.run_reading import read_run_data
+
+SAMPLED_ROWS = 1 << 20  # of all buckets together
+LIVE_SECONDS = 120.0  # a run that wrote something more recently is shown as live
+_MOST_LINE_STEPS = 1 << 24  # steps of a curve that is made from lines of metrics
+_MOST_KEPT = 1 << 14  # buckets whose losses by source are kept
+
+
+@dataclass
+class Metrics:
+    """What the lines of metrics say, in lists that grow."""
+
+    line_steps: list[int] = field(default_factory=list)
+    line_losses: list[float] = field(default_factory=list)
+    val_steps: list[int] = field(default_factory=list)
+    val_losses: list[float] = field(default_factory=list)
+    last: dict[str, Any] = field(default_factory=dict)  # the last line with a loss
+    end: int = 0  # bytes that were read
+
+    @property
+    def last_step(self) -> int:
+        """How many steps the lines say are done."""
+        return max(self.line_steps[-1:] + self.val_steps[-1:], default=0)
+
+    def add(self, lines: Sequence[dict[str, Any]], end: int) -> None:
+        """Add lines; `end` is the byte after them."""
+        for line in lines:
+            if line.get("loss") is not None:
+                self.line_steps.append(line["step"])
+                self.line_losses.append(line["loss"])
+                self.last = line
+            if line.get("val_loss") is not None:
+                self.val_steps.append(line["step"])
+                self.val_losses.append(line["val_loss"])
+        self.end = end
+
+
+class RunCurves:
+    """The curves of a run, by its name. Call `refresh` before reading them."""
+
+    def __init__(self, name: str, view: RunView) -> None:
+        self.name, self.view = name, view
+        self.lock = threading.RLock()
+        self.metrics = Metrics()
+        self._by_source: dict[tuple[int, int], Floats] = {}
+        self._rows = 0
+        self._phases_time = -1
+        self.losses = self._open_losses()
+
+    @property
+    def steps(self) -> int:
+        """How many steps have a place in the charts."""
+        return max(self.losses.steps, self.metrics.last_step)
+
+    @property
+    def max_steps(self) -> int | None:
+        """How many steps the run is to have, if known."""
+        config = read_run_config(self.view.folder)
+        return config.max_steps if config is not None else None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the run has written metrics in the last two minutes and is not complete."""
+        if self.view.folder is None or self.steps >= (self.max_steps or 1 << 62):
+            return False
+        try:
+            changed = (self.view.folder / METRICS_NAME).stat().st_mtime
+        except OSError:
+            return False
+        return time.time() - changed < LIVE_SECONDS
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of the sources, if the losses of rows are known and there are several."""
+        return self.view.rows.names if self._rows and len(self.view.rows.names) > 1 else ()
+
+    def refresh(self) -> None:
+        """Read what the run has written since the last call."""
+        with self.lock:
+            self._read_phases()
+            self._read_metrics()
+            rows = self.view.losses_count
+            if rows < self._rows or self.view.phases != self._phases:
+                self.losses = self._open_losses()
+            self._rows = rows
+            if rows:
+                self.losses.follow(rows)
+            else:
+                self._use_lines()
+
+    def _read_phases(self) -> None:
+        """Take over phases that the run has added since it was opened."""
+        if self.view.folder is None:
+            return
+        try:
+            changed = (self.view.folder / DATA_NAME).stat().st_mtime_ns
+            if changed == self._phases_time:
+                return
+            self._phases_time = changed
+            record = read_run_data(self.view.folder)
+        except (TokenmillError, OSError):  # it is being replaced
+            return
+        self.view.phases = tuple(
+            Phase(step=one.step, row=one.row, batch_rows=one.batch_rows, world_size=one.world_size)
+            for one in record.phases
+        )
+
+    def _open_losses(self) -> StepLosses:
+        self._by_source.clear()
+        self._phases = self.view.phases
+        return StepLosses(self.view.losses, self._phases)
+
+    def _read_metrics(self) -> None:
+        if self.view.folder is None:
+            return
+        try:
+            lines, end = follow_metrics(self.view.folder, self.metrics.end)
+            was_rewritten = bool(lines) and lines[0]["step"] < self.metrics.last_step
+            if self.metrics.end and (not end or was_rewritten):
+                self.metrics, self.losses = Metrics(), self._open_losses()
+                lines, end = follow_metrics(self.view.folder, 0)
+        except TokenmillError:  # a file of other size than any run's
+            return
+        self.metrics.add(lines, end)
+
+    def _use_lines(self) -> None:
+        """Make the curve from lines of metrics: a step's loss is the mean of its line."""
+        steps = [0, *(step for step in self.metrics.line_steps if step <= _MOST_LINE_STEPS)]
+        if steps[-1] == self.losses.steps:
+            return
+        counts = np.maximum(np.diff(steps), 0)
+        values = np.repeat(np.array(self.metrics.line_losses[: len(counts)], np.float32), counts)
+        one_each = Phase(step=0, row=0, batch_rows=1, world_size=1)
+        self.losses = StepLosses(lambda first, last: values[first:last], [one_each])
+        self.losses.follow(len(values))
+
+    def validation(self, first: float, last: float, most: int) -> tuple[Floats, Floats]:
+        """Return the steps and values of at most `most` validations of a range, the last ones."""
+        steps = np.array(self.metrics.val_steps, np.float64)
+        values = np.array(self.metrics.val_losses, np.float64)
+        inside = np.flatnonzero((steps >= first) & (steps <= last))
+        if len(inside) > most:  # evenly spaced ones, with the last
+            inside = inside[np.linspace(0, len(inside) - 1, most).round().astype(np.int64)]
+        return steps[inside], values[inside]
+
+    def find_by_source(self, buckets: Buckets) -> Floats:
+        """Return the mean loss of each source in each bucket, as an array (sources, buckets).
+
+        NaN where a bucket has no rows of a source. A bucket with more rows than its share of
+        `SAMPLED_ROWS` is represented by its first rows.
+        """
+        names = self.view.rows.names
+        found = np.full((len(names), len(buckets)), np.nan)
+        share = max(1, SAMPLED_ROWS // max(len(buckets), 1))
+        for at, start in enumerate(buckets.starts.tolist()):
+            key = (buckets.width, start)
+            kept = self._by_source.get(key)
+            if kept is None:
+                stop = min(start + buckets.width, self.losses.steps)
+                kept = self._means_by_source(start, stop, share)
+                if stop == start + buckets.width:  # complete
+                    if len(self._by_source) >= _MOST_KEPT:
+                        self._by_source.clear()
+                    self._by_source[key] = kept
+            found[:, at] = kept
+        return found
+
+    def _means_by_source(self, first: int, stop: int, most: int) -> Floats:
+        names = self.view.rows.names
+        if stop <= first:
+            return np.full(len(names), np.nan)
+        begin, end = self.losses.rows_of(first).start, self.losses.rows_of(stop - 1).stop
+        end = min(end, begin + most)
+        losses = self.view.losses(begin, end).astype(np.float64)
+        sources = self._assign(np.arange(begin, begin + len(losses)))
+        known = np.isfinite(losses)
+        totals = np.bincount(sources[known], losses[known], len(names))
+        counts = np.bincount(sources[known], minlength=len(names))
+        with np.errstate(invalid="ignore"):
+            means: Floats = totals / counts
+        return means
+
+    def _assign(self, rows: Integers) -> Integers:
+        mixture = self.view.rows.mixture
+        return mixture.assign(rows)[0] if mixture is not None else np.zeros_like(rows)
+
+
+def read_run_config(folder: Path | None) -> Config | None:
+    """Return the settings of a run, or None without a run or readable settings."""
+    if folder is None:
+        return None
+    try:
+        return read_config(folder / CONFIG_NAME)
+    except (TokenmillError, OSError):
+        return None

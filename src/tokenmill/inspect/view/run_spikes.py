@@ -1,0 +1,165 @@
+"""The spikes of runs, for the page of runs: marks in its chart and lines of its table.
+
+Spikes are searched for in a thread, because a long run takes seconds: see `inspect/spikes.py`. A
+page waits at most `WAIT` seconds for the first result; the script of the page asks again. While a
+run grows, it is searched again each time it has grown by a twentieth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Event, Lock, Thread
+
+import numpy as np
+
+from tokenmill.errors import TokenmillError
+from tokenmill.inspect.run_view import RunView
+from tokenmill.inspect.spikes import Spike, SpikeReport, find_spikes
+from tokenmill.inspect.view.charts import Mark, Series
+from tokenmill.inspect.view.row_parts import describe_document
+from tokenmill.inspect.view.viewer import Viewer, make_link
+from tokenmill.progress import Nobody
+from tokenmill.store.documents import Document
+from tokenmill.wording import one_line
+
+LIMIT = 20  # spikes of a run
+WAIT = 0.7  # seconds
+_GROWTH = 1.05
+_LISTED = 3  # rows and documents of a spike
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A name and the page that it leads to."""
+
+    name: str
+    link: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownSpike:
+    """A spike of run `number`, at the step with the highest loss."""
+
+    number: int
+    run: str
+    step: int
+    loss: float
+    excess: float
+    cause: str
+    link: str
+    rows: tuple[Link, ...]
+    documents: tuple[Link, ...]
+
+
+class SpikeSearch:
+    """Searches a run for spikes, again whenever it has grown. Several threads may use it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._ready = Event()
+        self._rows = 0  # of the run when it was last searched
+        self._is_searching = False
+        self._found: SpikeReport | None = None
+
+    def get(self, view: RunView) -> tuple[SpikeReport | None, bool]:
+        """Return the newest report, if there is one, and whether a search is under way."""
+        rows = view.losses_count
+        with self._lock:
+            if rows < self._rows:  # the run was restarted
+                self._rows, self._found = 0, None
+            if not self._is_searching and rows and rows >= max(1, self._rows * _GROWTH):
+                self._is_searching, self._rows = True, rows
+                self._ready.clear()
+                Thread(target=self._search, args=(view,), name="spikes", daemon=True).start()
+        if self._found is None and self._is_searching:
+            self._ready.wait(WAIT)
+        with self._lock:
+            return self._found, self._is_searching
+
+    def _search(self, view: RunView) -> None:
+        found = None
+        try:
+            found = find_spikes(view, limit=LIMIT, watcher=Nobody())
+        except (TokenmillError, OSError, ValueError):
+            pass  # such as a run that was restarted meanwhile
+        finally:
+            with self._lock:
+                self._found = found or self._found
+                self._is_searching = False
+            self._ready.set()
+
+
+def list_spikes(viewer: Viewer, number: int, name: str, report: SpikeReport) -> list[ShownSpike]:
+    """Return the spikes of a run, the highest first, with links to their rows and documents."""
+    return [_describe(viewer, number, name, report, spike) for spike in report.spikes]
+
+
+def _describe(
+    viewer: Viewer, number: int, name: str, report: SpikeReport, spike: Spike
+) -> ShownSpike:
+    rows = [high.explained for high in spike.rows[:_LISTED]]
+    found: dict[tuple[str, int], Document] = {}
+    for suspect in (report.suspects[place] for place in spike.suspects):
+        if suspect.document is not None:
+            found[suspect.source, suspect.document.number] = suspect.document
+    for row in rows:
+        for part in row.documents[:_LISTED]:
+            if part.document is not None:
+                found.setdefault((row.span.source, part.document.number), part.document)
+    return ShownSpike(
+        number=number,
+        run=name,
+        step=spike.peak_step,
+        loss=spike.loss,
+        excess=spike.excess,
+        cause=spike.cause,
+        link=make_link("/batches", run=name, step=spike.peak_step),
+        rows=tuple(
+            Link(
+                name=f"{row.place.row:,}",
+                link=f"{make_link('/batches', run=name, row=row.place.row)}#row-{row.place.row}",
+            )
+            for row in rows
+        ),
+        documents=tuple(
+            Link(
+                name=one_line(describe_document(document)),
+                link=link_document(viewer, source, document),
+            )
+            for (source, _), document in list(found.items())[:_LISTED]
+        ),
+    )
+
+
+def link_document(viewer: Viewer, source: str, document: Document) -> str:
+    """Return the URL of the page of a document."""
+    data = source if source in viewer.datasets else ""
+    return make_link(f"/document/{document.number}", data=data, split=document.split)
+
+
+def make_marks(spikes: Sequence[ShownSpike], curves: Sequence[Series]) -> list[Mark]:
+    """Return marks above the curves, at the highest loss that is drawn near each spike."""
+    by_run = {one.id: one for one in curves}
+    marks = []
+    for spike in spikes:
+        curve = by_run.get(f"{spike.number}:train")
+        if curve is None or not len(curve.steps):
+            continue
+        at = int(np.abs(curve.steps - spike.step).argmin())
+        drawn = [curve.values[at], *([curve.high[at]] if curve.high is not None else [])]
+        height = max((value for value in drawn if math.isfinite(value)), default=math.nan)
+        if math.isnan(height):
+            continue
+        marks.append(
+            Mark(
+                step=spike.step,
+                value=float(height),
+                colour=spike.number,
+                label=f"Spike of {one_line(spike.run)} at step {spike.step:,}: "
+                f"loss {spike.loss:.4g}, {spike.excess:.4g} above usual",
+                link=spike.link,
+            )
+        )
+    return marks
