@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tokenmill
+from tokenmill.errors import TokenmillError
 from tokenmill.inspect.view.batches import PAGE_ROWS, show_batches
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.rendering import Templates
@@ -164,3 +165,24 @@ def test_the_page_links_each_document(dataset: tokenmill.Dataset) -> None:
     links = [unescape(link) for link in re.findall(r'href="(/document/[^"]*)"', html)]
     assert links[0] == "/document/0?split=train"
     assert len(set(links)) >= 3
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            "step rank row first open colour seq_len batch_size world_size seed order split run".split()
+        ),
+        st.integers(-5, 1 << 63).map(str)
+        | st.sampled_from(["0", "1", "3", "losses", "blocks", "random", "train", "x", "-", "1e9"]),
+    )
+)
+def test_any_address_is_a_page_or_an_error_that_says_what_is_wrong(
+    dataset: tokenmill.Dataset, query: dict[str, str]
+) -> None:
+    viewer = Viewer(datasets={"": dataset})
+    try:
+        page = show_batches(viewer, Query(query))
+    except TokenmillError:
+        return
+    assert "<h1>" in Templates(names={"viewer": viewer}).render(page, data="")

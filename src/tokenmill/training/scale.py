@@ -48,9 +48,10 @@ class Scale:
         return cls(low=low - room, high=high + room, is_log=is_log)
 
     def place(self, values: npt.ArrayLike) -> Floats:
-        """Return where values are, as fractions of the axis."""
+        """Return where values are, as fractions of the axis; NaN where they have no logarithm."""
         scaled = np.asarray(values, np.float64)
-        scaled = np.log10(scaled) if self.is_log else scaled
+        if self.is_log:
+            scaled = np.log10(np.where(scaled > 0, scaled, np.nan))
         return (scaled - self.low) / (self.high - self.low)
 
     def ticks(self, about: int = 6) -> list[float]:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.dataset.opening import Dataset
+from tokenmill.errors import UsageError
 from tokenmill.inspect.run_view import Phase, Place, RowSpan, RunView
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.row_map import Bar, draw_map
@@ -28,6 +29,7 @@ from tokenmill.inspect.view.spelling import find_speller
 from tokenmill.inspect.view.viewer import MissingPageError, Page, Routes, Viewer, make_link
 from tokenmill.load.rows import RunRows
 from tokenmill.load.settings import RowSettings
+from tokenmill.load.state import MOST_ROWS
 from tokenmill.order.rows import Kind
 from tokenmill.training.augment import augment
 from tokenmill.training.config import MOST_STEPS, Config
@@ -108,7 +110,7 @@ def show_batches(viewer: Viewer, query: Query) -> Page:
         raise MissingPageError("No data is open. Start the viewer with: tokenmill view DATA")
     name, view, loader = _choose_view(viewer, query)
     last_step = _find_last_step(view)
-    wanted = query.number("row", 0) if query.text("row") else None
+    wanted = query.number("row", 0, high=MOST_STEPS) if query.text("row") else None
     step = (
         view.place(wanted).step if wanted is not None else query.number("step", 0, high=MOST_STEPS)
     )
@@ -116,6 +118,8 @@ def show_batches(viewer: Viewer, query: Query) -> Page:
     has_rank = query.text("rank") and wanted is None
     rank = query.number("rank", 0, high=world_size - 1) if has_rank else None
     batch = view.step_rows(step, rank)
+    if batch.stop > MOST_ROWS:
+        raise UsageError(f"step {step:,} is too late: its rows are beyond row {MOST_ROWS:,}.")
     first = query.number("first", 0) if wanted is None else wanted - batch.start
     first = min(first, len(batch) - 1) // PAGE_ROWS * PAGE_ROWS
     settings = Settings(

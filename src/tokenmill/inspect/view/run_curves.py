@@ -28,7 +28,7 @@ from tokenmill.training.run_folder import CONFIG_NAME, DATA_NAME, METRICS_NAME, 
 from tokenmill.training.run_reading import read_run_data
 
 SAMPLED_ROWS = 1 << 20  # of all buckets together
-LIVE_SECONDS = 120.0  # a run that wrote something more recently is shown as live
+LIVE_SECONDS = 600.0  # a run that wrote something more recently is shown as live
 _MOST_LINE_STEPS = 1 << 24  # steps of a curve that is made from lines of metrics
 _MOST_KEPT = 1 << 14  # buckets whose losses by source are kept
 
@@ -57,7 +57,7 @@ class Metrics:
                 self.line_losses.append(line["loss"])
                 self.last = line
             if line.get("val_loss") is not None:
-                self.val_steps.append(line["step"])
+                self.val_steps.append(line["step"])  # first, for other threads that read both
                 self.val_losses.append(line["val_loss"])
         self.end = end
 
@@ -87,7 +87,7 @@ class RunCurves:
 
     @property
     def is_live(self) -> bool:
-        """Whether the run has written metrics in the last two minutes and is not complete."""
+        """Whether the run has written metrics in the last ten minutes and is not complete."""
         if self.view.folder is None or self.steps >= (self.max_steps or 1 << 62):
             return False
         try:
@@ -163,8 +163,8 @@ class RunCurves:
 
     def validation(self, first: float, last: float, most: int) -> tuple[Floats, Floats]:
         """Return the steps and values of at most `most` validations of a range, the last ones."""
-        steps = np.array(self.metrics.val_steps, np.float64)
         values = np.array(self.metrics.val_losses, np.float64)
+        steps = np.array(self.metrics.val_steps[: len(values)], np.float64)
         inside = np.flatnonzero((steps >= first) & (steps <= last))
         if len(inside) > most:  # evenly spaced ones, with the last
             inside = inside[np.linspace(0, len(inside) - 1, most).round().astype(np.int64)]

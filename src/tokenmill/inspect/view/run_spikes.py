@@ -65,15 +65,16 @@ class SpikeSearch:
 
     def get(self, view: RunView) -> tuple[SpikeReport | None, bool]:
         """Return the newest report, if there is one, and whether a search is under way."""
-        rows = view.losses_count
+        rows, is_new = view.losses_count, False
         with self._lock:
             if rows < self._rows:  # the run was restarted
                 self._rows, self._found = 0, None
             if not self._is_searching and rows and rows >= max(1, self._rows * _GROWTH):
                 self._is_searching, self._rows = True, rows
                 self._ready.clear()
+                is_new = self._found is None
                 Thread(target=self._search, args=(view,), name="spikes", daemon=True).start()
-        if self._found is None and self._is_searching:
+        if is_new:
             self._ready.wait(WAIT)
         with self._lock:
             return self._found, self._is_searching

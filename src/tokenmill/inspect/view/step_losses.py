@@ -233,16 +233,13 @@ class StepLosses:
         for phase, begin, end in self._cut_by_phase(first, last):
             row = phase.row + (begin - phase.step) * phase.batch_rows
             stop = phase.row + (end - phase.step) * phase.batch_rows
+            at_once = max(_READ_ROWS // phase.batch_rows, 1) * phase.batch_rows
+            at_once = min(at_once, 8 * _READ_ROWS)  # even if a single step has more rows
             while row < stop:
-                losses = self._read(row, min(stop, row + _READ_ROWS)).astype(np.float64)
+                losses = self._read(row, min(stop, row + at_once))
                 if not len(losses):  # the file was cut off meanwhile
                     break
-                steps = (np.arange(row, row + len(losses)) - phase.row) // phase.batch_rows
-                begins = np.flatnonzero(np.diff(steps, prepend=-1))
-                at = steps[begins] + phase.step - first
-                known = np.isfinite(losses)
-                totals[at] += np.add.reduceat(np.where(known, losses, 0.0), begins)
-                counts[at] += np.add.reduceat(known, begins, dtype=np.int64)
+                _add_rows(totals, counts, losses, row - phase.row, phase, first)
                 row += len(losses)
         with np.errstate(invalid="ignore"):
             return totals / counts
@@ -263,6 +260,34 @@ class Phase:
     step: int
     row: int
     batch_rows: int
+
+
+def _add_rows(
+    totals: Floats,
+    counts: Integers,
+    losses: npt.NDArray[np.float32],
+    row: int,
+    phase: StepRows,
+    first: int,
+) -> None:
+    """Add the losses of rows to the sums of their steps. `row` counts from the phase's first row.
+
+    `totals` and `counts` begin with step `first` of the run.
+    """
+    known = np.isfinite(losses)
+    losses = losses if known.all() else np.where(known, losses, np.float32(0))
+    begin, inside = divmod(row, phase.batch_rows)
+    at = begin + phase.step - first
+    if not inside and len(losses) % phase.batch_rows == 0:  # whole steps
+        shape = (-1, phase.batch_rows)
+        steps = slice(at, at + len(losses) // phase.batch_rows)
+        totals[steps] += losses.reshape(shape).sum(axis=1, dtype=np.float64)
+        counts[steps] += known.reshape(shape).sum(axis=1)
+        return
+    numbers = (inside + np.arange(len(losses))) // phase.batch_rows
+    begins = np.flatnonzero(np.diff(numbers, prepend=-1))
+    totals[at + numbers[begins]] += np.add.reduceat(losses, begins, dtype=np.float64)
+    counts[at + numbers[begins]] += np.add.reduceat(known, begins, dtype=np.int64)
 
 
 def find_width(first: int, last: int, most: int) -> int:
