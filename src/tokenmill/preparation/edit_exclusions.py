@@ -20,6 +20,7 @@ import msgspec
 
 from tokenmill.errors import FolderError, UsageError
 from tokenmill.preparation.exclusion import Exclusion, parse_entry, read_lines
+from tokenmill.storage.disk import disk_error
 from tokenmill.storage.files import AtomicFile, is_temporary, make_folder, refuse_link, remove
 from tokenmill.storage.lock import FileLock
 from tokenmill.storage.object_errors import ObjectChangedError
@@ -101,7 +102,7 @@ def _rewrite(path: Path, change: _Change, is_changed: Callable[[], bool]) -> Non
                 f"{path} cannot be written: {os.strerror(error.errno)}. Name another file for the "
                 "list: `out=FILE`."
             ) from error
-        raise
+        raise disk_error(error) from error
 
 
 @contextmanager
