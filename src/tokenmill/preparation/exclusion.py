@@ -196,14 +196,15 @@ def _read_keys(path: Path) -> Iterator[Keys]:
 
 def _parse_keys(path: Path, block: bytes, lines_before: int) -> Keys:
     """Return the keys in some lines of a list. Errors name the file and the line."""
+    lines = sum(1 for line in block.split(b"\n") if line.strip())
     try:
-        keys = "".join([entry.key for entry in _KEY.decode_lines(block)])
-        found = bytes.fromhex(keys)
+        # This also accepts several objects in a line, and `fromhex` white space in a key.
+        found = bytes.fromhex("".join([entry.key for entry in _KEY.decode_lines(block)]))
     except (ValueError, RecursionError):
-        keys, found = "", b""
-    if not found or 2 * len(found) != len(keys):  # `fromhex` skips white space
-        lines = _split(block, lines_before)
-        found = bytes.fromhex("".join(_parse_key(path, number, line) for number, line in lines))
+        found = b""
+    if len(found) != 16 * lines:
+        pairs = _split(block, lines_before)
+        found = bytes.fromhex("".join(_parse_key(path, number, line) for number, line in pairs))
     return np.frombuffer(found, ">u8").reshape(-1, 2).astype(np.uint64)
 
 
