@@ -107,7 +107,7 @@ def test_the_list_is_beside_the_dataset_which_does_not_change(data):
     assert {path: path.read_bytes() for path in before} == before
     assert [entry.key for entry in tokenmill.exclude(data)] == [key_of(TEXTS[0])]
     assert tokenmill.verify(data) == []
-    os.unlink(made.path)
+    made.path.unlink()
     assert sorted(path.name for path in data.parent.iterdir()) == ["a.txt", "b.jsonl", "data"]
     assert list(tokenmill.exclude(data)) == []
 
@@ -140,7 +140,7 @@ def test_wrong_arguments_are_refused(data, listed):
     np.save(data.parent / "x.npy", np.array([1, 2, 3], np.uint16))
     with pytest.raises(DatasetError, match="tokenmill import"):
         tokenmill.exclude(data.parent / "x.npy", search="a")
-    os.unlink(data.parent / "x.npy")
+    (data.parent / "x.npy").unlink()
     listed.symlink_to(data / "tokenizer_state.json")
     with pytest.raises(FolderError, match="symbolic link"):
         tokenmill.exclude(data, "a.txt:1", out=listed)
@@ -163,7 +163,7 @@ def test_lines_of_other_programs_stay_as_they_are(data, listed):
     tokenmill.exclude(data, "a.txt:1", out=listed)
     assert listed.read_text().splitlines()[:2] == lines
     assert add_exclusions(listed, [Exclusion(key="ab" * 16)]) == []
-    assert [entry.document for entry, _ in read_list(listed)] == [None, None, 0]
+    assert [entry.document for entry in read_list(listed)] == [None, None, 0]
     assert len(remove_exclusions(listed, ["ab" * 16])) == 1
     assert len(read_exclusions(listed)) == 2
 

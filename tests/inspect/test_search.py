@@ -314,6 +314,19 @@ def test_matches_come_before_everything_is_read(tmp_path):
         list(matches)
 
 
+def test_a_change_of_the_data_changes_the_anchor():
+    """What is rare at first is everywhere later; results stay complete."""
+    ids = np.concatenate((np.tile([1, 2, 2, 2], 50_000), np.tile([2, 1, 1, 1], 200_000)))
+    vocabulary = Vocabulary([b"", b"a", b"b"])
+    tokens = Tokens.of(ids.astype(np.uint16))
+    pattern = TextPattern(vocabulary, b"bab")
+    found = list(scan(tokens, pattern, Nobody(), chunk=100_000))
+    text = bytes(np.frombuffer(b"-ab", np.uint8)[ids])
+    assert [one for some in found for one in some.hits.first.tolist()] == list(
+        find_all(text, b"bab")
+    )
+
+
 def test_a_limit_ends_the_search(folder):
     everything = list(search(folder, "e"))
     assert list(search(folder, "e", limit=3)) == everything[:3]

@@ -16,7 +16,7 @@ from dataset_builder import build, edit_manifest, write_sources
 import tokenmill
 from tokenmill.cli import main
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.inspect import stats as stats_module
+from tokenmill.inspect.kept import identify
 from tokenmill.inspect.stats import read_stats, stats
 
 WORDS = ["hello", "world", "многие", "слова", "中文字", "テスト", "مرحبا", "x = 1", "été", "🙂"]
@@ -377,11 +377,10 @@ def test_an_empty_split_is_omitted(tmp_path: Path) -> None:
     assert [one.name for one in stats(tmp_path / "d").splits] == ["train"]
 
 
-def test_a_read_only_dataset_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_that_cannot_be_kept_are_returned(tmp_path: Path) -> None:
     build(tmp_path / "d")
-
-    def refuse(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(stats_module, "keep", refuse)
-    assert stats(tmp_path / "d").tokens == 97
+    data = tokenmill.open(tmp_path / "d")
+    (tmp_path / "d/.tokenmill").mkdir()
+    (tmp_path / "d/.tokenmill" / identify(data)).write_text("not a folder")
+    assert stats(data).tokens == 97
+    assert read_stats(data) is None

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from tokenmill.errors import FolderError
 from tokenmill.preparation.engine import Worker
 from tokenmill.preparation.key_files import (
+    LISTED,
+    REPEATED,
     KeyLayout,
     KeyRanges,
     KeyWriter,
@@ -22,7 +24,8 @@ from tokenmill.preparation.key_files import (
     mark_path,
 )
 from tokenmill.preparation.memory import Workspace
-from tokenmill.preparation.partitions import KeyFiles, MarkRepeats
+from tokenmill.preparation.partitions import KeyFiles, ListedKeys, MarkRepeats
+from tokenmill.preparation.sorted_keys import SortedKeys
 from tokenmill.storage.files import write_file
 from tokenmill.storage.receipts import encode_receipt
 from tokenmill.tokenizers import load_tokenizer
@@ -45,13 +48,24 @@ def write_keys(path: Path, keys: list[Key], layout: KeyLayout) -> None:
     assert path.stat().st_size == layout.size(len(keys))
 
 
-def make_tasks(folder: Path, parts: list[Any], layout: KeyLayout, limit: int) -> list[MarkRepeats]:
+def make_tasks(
+    folder: Path,
+    parts: list[Any],
+    layout: KeyLayout,
+    limit: int,
+    listed: set[Key] | None = None,
+    *,
+    repeats: bool = True,
+) -> list[MarkRepeats]:
     files, spanning = [], []
     for number, (keys, whole) in enumerate(parts):
         write_keys(folder / f"{number}.keys", keys, layout)
         files.append((f"{number}.keys", len(keys)))
         spanning += [] if whole is None else [(number, *whole)]
     write_file(folder / "index", encode_receipt(KeyFiles(files, spanning)))
+    wanted = SortedKeys.of([np.array(sorted(listed or ()), np.uint64).reshape(-1, 2)])
+    wanted.write(folder / "listed")
+    starts = wanted.divide(layout)
     return [
         MarkRepeats(
             folder=folder,
@@ -61,6 +75,10 @@ def make_tasks(folder: Path, parts: list[Any], layout: KeyLayout, limit: int) ->
             key_files=folder / "index",
             layout=layout,
             limit=limit,
+            repeats=repeats,
+            listed=None
+            if listed is None
+            else ListedKeys(folder / "listed", starts[partition], starts[partition + 1]),
         )
         for partition in range(layout.partitions)
     ]
@@ -76,18 +94,30 @@ def run(task: MarkRepeats) -> Any:
     bits=st.integers(0, 4),
     run_keys=st.integers(1, 7),
     limit=st.sampled_from([2, 1 << 20]),
+    listed=st.none() | st.sets(KEY, max_size=9),
+    with_repeats=st.booleans(),
 )
-def test_marks_of_all_partitions_match_a_set(tmp_path_factory, parts, bits, run_keys, limit):
+def test_marks_of_all_partitions_match_a_set(
+    tmp_path_factory, parts, bits, run_keys, limit, listed, with_repeats
+):
     folder = tmp_path_factory.mktemp("keys")
     layout = KeyLayout(partitions=1 << bits, run_keys=run_keys)
-    receipts = [run(task) for task in make_tasks(folder, parts, layout, limit)]
+    tasks = make_tasks(folder, parts, layout, limit, listed, repeats=with_repeats)
+    receipts = [run(task) for task in tasks]
     spanning = dict(entry for receipt in receipts for entry in receipt["facts"]["spanning"])
     seen: set[Key] = set()
     first_run = repeats = 0
+
+    def mark(key: Key) -> int:
+        if listed and key in listed:
+            return LISTED
+        return REPEATED if with_repeats and key in seen else 0
+
     for number, (keys, whole) in enumerate(parts):
         expected = []
         for key in keys:
-            expected.append(key in seen)
+            expected.append(mark(key))
+            repeats += with_repeats and key in seen
             seen.add(key)
         marks = PartMarks(
             keys=folder / f"{number}.keys",
@@ -99,10 +129,9 @@ def test_marks_of_all_partitions_match_a_set(tmp_path_factory, parts, bits, run_
         )
         assert Marks(marks.read()).take(len(keys)).tolist() == expected
         first_run += layout.count_runs(len(keys))
-        repeats += sum(expected)
         if whole is not None:
-            assert spanning.pop(number) is (whole in seen)
-            repeats += whole in seen
+            assert spanning.pop(number) == mark(whole)
+            repeats += with_repeats and whole in seen
             seen.add(whole)
     assert not spanning
     assert sum(receipt["facts"]["repeats"] for receipt in receipts) == repeats

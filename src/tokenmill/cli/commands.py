@@ -32,6 +32,7 @@ _COMMANDS = {
     "index": ("index:index", "Index the words of a dataset, for faster searches."),
     "stats": ("stats:stats", "Show what a dataset consists of: tokens, lengths, scripts."),
     "diff": ("diff:diff", "Compare the documents of two datasets."),
+    "view": ("view:view", "Show a dataset and its runs in the browser."),
     "spikes": ("spikes:spikes", "Show where the loss jumped, and which documents did it."),
     "exclude": ("exclude:exclude", "List documents that the next datasets leave out."),
     "verify": ("verify:verify", "Check every byte of a dataset."),

@@ -100,8 +100,15 @@ def prepare(
     limit = parse_size(memory) if memory else None
     loaded = load_tokenizer(tokenizer, scheme=scheme)
     if dry_run:
-        resources = {"workers": workers, "memory": limit}
-        plan = make_plan(inputs, folder, tokenizer=loaded, exclude=exclude, **resources, **chosen)
+        plan = make_plan(
+            inputs,
+            folder,
+            tokenizer=loaded,
+            workers=workers,
+            memory=limit,
+            exclude=exclude,
+            **chosen,
+        )
         _show_estimate(plan)
         return 0
     return prepare_and_show(

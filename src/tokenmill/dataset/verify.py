@@ -9,8 +9,8 @@ Guarantees, if `verify` finds no problem in a prepared dataset:
 - The counts in the manifest add up.
 
 For other formats, see `_examine_foreign`. `verify` does not stop at the first problem, but reports
-at most a few problems per file. The reports `rejected.jsonl` and `repaired.jsonl` have no checksums
-and are not checked.
+at most a few problems per file. The reports `rejected.jsonl`, `repaired.jsonl` and `excluded.jsonl`
+have no checksums and are not checked.
 
 Costs: shards are read once, or twice if they are compressed, at the speed of the disk. Memory is
 some tens of megabytes for shards of any size; `verify_split` has the details.

@@ -13,12 +13,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from tokenmill.dataset.opening import Dataset, open
-from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.errors import TokenmillError, UnregisteredTokenizerError, UsageError
 from tokenmill.inspect.described import Describer
 from tokenmill.inspect.file_finder import FileFinder
 from tokenmill.inspect.keys import DIGITS, find_key, is_key, open_tables
@@ -30,10 +31,11 @@ from tokenmill.inspect.source_places import (
     parse_place,
 )
 from tokenmill.preparation.edit_exclusions import add_exclusions, remove_exclusions
-from tokenmill.preparation.exclusion import Exclusion, find_list, read_list
+from tokenmill.preparation.exclusion import Exclusion, find_list, read_lines, read_list
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.object_path import as_path
 from tokenmill.store.documents import Document
+from tokenmill.tokenizers import Tokenizer
 from tokenmill.wording import one_line
 
 _BATCH = 1 << 18  # documents that are added with one copy of the list
@@ -60,7 +62,7 @@ class Excluded:
     examples: tuple[Exclusion, ...] = ()
 
     def __iter__(self) -> Iterator[Exclusion]:
-        return (entry for entry, _ in read_list(self.path))
+        return read_list(self.path)
 
 
 def exclude(
@@ -165,10 +167,10 @@ def _find_listed(path: Path, keys: Sequence[str]) -> set[str]:
         if not is_key(key):
             raise UsageError(f"{one_line(key)!r} is not a key, or the first 6 digits of one.")
     found: dict[str, set[str]] = {key: set() for key in keys}
-    for entry, _ in read_list(path):
+    for listed, _ in read_lines(path):
         for key in keys:
-            if entry.key.lower().startswith(key.lower()):
-                found[key].add(entry.key.lower())
+            if listed.startswith(key.lower()):
+                found[key].add(listed)
     for key, whole in found.items():
         if not whole:
             raise UsageError(f"{path} does not list the key {key}.")
@@ -185,6 +187,10 @@ class _Finder:
     def __init__(self, dataset: Dataset, data: str | os.PathLike[str], watcher: Watcher) -> None:
         self._tables = open_tables(dataset)  # raises an error if documents have no keys
         self._dataset, self._watcher = dataset, watcher
+        self._tokenizer: Tokenizer | None = None
+        if dataset.has_tokenizer:
+            with suppress(UnregisteredTokenizerError):
+                self._tokenizer = dataset.tokenizer
         self._name = os.fspath(data)
 
     def find(self, what: str) -> Iterable[Document]:
@@ -237,13 +243,12 @@ class _Finder:
         stop = document.start + min(document.length, _SHOWN)
         tokens = self._dataset[document.split]
         beginning = None
-        try:
+        if self._tokenizer is not None:
             ids = tokens[document.start : stop]
             if tokens.eot_id is not None:
                 ids = ids[ids != tokens.eot_id]
-            beginning = self._dataset.tokenizer.decode(ids)[:_BEGINNING].rstrip("\ufffd")
-        except TokenmillError:  # the tokenizer is unknown, or the ids are not its own
-            pass
+            with suppress(TokenmillError):  # the ids are not those of the tokenizer
+                beginning = self._tokenizer.decode(ids)[:_BEGINNING].rstrip("\ufffd")
         return Exclusion(
             key=document.key,
             split=document.split,

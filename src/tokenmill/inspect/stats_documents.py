@@ -163,13 +163,15 @@ def count_documents(
     """
     table = tokens.documents
     assert table is not None
+    reader = None
+    if columns is not None:
+        assert isinstance(table, Documents)
+        reader = SourceReader(table, columns.shape[1])
     for first, last in choose_blocks(len(table), limit, BLOCK):
         edges = table.starts(first, last)
         lengths.add(edges[:-1], edges[1:])
-        if columns is not None:
-            assert isinstance(table, Documents)
-            sources = read_sources(table, first, last, columns.shape[1])
-            _add_sources(columns, sources, np.diff(edges))
+        if columns is not None and reader is not None:
+            _add_sources(columns, reader.read(first, last), np.diff(edges))
         advance(last - first)
 
 
@@ -183,20 +185,31 @@ def _add_sources(columns: Integers, sources: Integers, lengths: Integers) -> Non
     np.add.at(columns[1], sources, 1)
 
 
-def read_sources(table: Documents, first: int, last: int, source_count: int) -> Integers:
-    """Return the number of the source of each of the documents [first, last)."""
-    parts = [np.empty(0, np.int64)]
-    for number, records in table.read_records(first) if first < last else ():
-        found = records["source"][: last - number]
-        if (found >= source_count).any():
+class SourceReader:
+    """Reads the sources of documents, and keeps those of the last block that it read."""
+
+    def __init__(self, table: Documents, source_count: int) -> None:
+        self._table, self._source_count = table, source_count
+        self._first, self._held = 0, np.empty(0, np.int64)
+
+    def read(self, first: int, last: int) -> Integers:
+        """Return the number of the source of each of the documents [first, last)."""
+        if first < self._first or last > self._first + len(self._held):
+            parts = [np.empty(0, np.int64)]
+            for number, records in self._table.read_records(first) if first < last else ():
+                parts.append(self._check(records["source"]))
+                if number + len(records) >= last:
+                    break
+            self._first, self._held = first, np.concatenate(parts)
+        return self._held[first - self._first : last - self._first]
+
+    def _check(self, found: npt.NDArray[np.uint64]) -> Integers:
+        if (found >= self._source_count).any():
             raise DatasetError(
                 f"A document table names source {found.max():,}, but the dataset has "
-                f"{source_count:,} sources. Find all problems with: tokenmill verify DATA"
+                f"{self._source_count:,} sources. Find all problems with: tokenmill verify DATA"
             )
-        parts.append(found.astype(np.int64))
-        if number + len(records) >= last:
-            break
-    return np.concatenate(parts)
+        return found.astype(np.int64)
 
 
 def make_columns(sources: SourceTable, rows: int) -> Integers:

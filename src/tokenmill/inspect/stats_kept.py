@@ -7,6 +7,7 @@ and a checksum. If anything is wrong, the statistics count as absent, and are co
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill.dataset.opening import Dataset
-from tokenmill.errors import DatasetError, TokenizerError
+from tokenmill.errors import DatasetError, FolderError, TokenizerError
 from tokenmill.inspect.kept import find_kept
 from tokenmill.inspect.stats_result import Figures, Sources, Statistics
 from tokenmill.inspect.stats_tokens import MOST_IDS
-from tokenmill.storage.files import write_file
+from tokenmill.storage.files import is_temporary, write_file
+from tokenmill.storage.lock import FileLock
 from tokenmill.storage.reading import read_inside
 from tokenmill.storage.receipts import encode_receipt, read_receipt
 from tokenmill.tokenizers import Tokenizer
@@ -73,8 +75,27 @@ def read_kept(dataset: Dataset, split: str | None) -> Statistics | None:
 
 
 def keep(dataset: Dataset, found: Statistics) -> None:
-    """Write statistics to the folder of kept results. Raises OSError if that is not possible."""
+    """Write statistics to the folder of kept results. Raises OSError if that is not possible.
+
+    If another process is doing so, nothing is written.
+    """
     folder = find_kept(dataset, make=True)
+    try:
+        lock = FileLock(folder / f"{_NAME}.lock")
+        if not lock.acquire():
+            return
+    except FolderError as error:
+        raise OSError(str(error)) from error
+    try:
+        for name in os.listdir(folder):  # of processes that were killed
+            if name.startswith(_NAME) and is_temporary(name):
+                (folder / name).unlink(missing_ok=True)
+        _write_all(folder, found)
+    finally:
+        lock.release(remove=True)
+
+
+def _write_all(folder: Path, found: Statistics) -> None:
     values: dict[str, Any] = {
         one.name: getattr(found, one.name) for one in dataclasses.fields(Figures)
     }

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
-from tokenmill.inspect.stats_documents import EndCounter, read_sources
+from tokenmill.inspect.stats_documents import EndCounter, SourceReader
 from tokenmill.inspect.stats_sample import choose_blocks
 from tokenmill.store.documents import Documents
 from tokenmill.store.tokens import Tokens
@@ -112,14 +112,17 @@ def count_tokens(
     `tokens.documents` must be `Documents`. Reports the tokens read to `advance`.
     """
     read = 0
-    table = tokens.documents
+    table, reader = tokens.documents, None
+    if columns is not None and byte_lengths is not None:
+        assert isinstance(table, Documents)
+        reader = SourceReader(table, columns.shape[1])
     for start, ids in read_blocks(tokens, limit):
         found = counter.add(ids, lambda start=start: tokens.shard_name(tokens.locate(start)[0]))  # type: ignore[misc]
         if ends is not None:
             ends.add(start, ids)
-        if columns is not None and byte_lengths is not None:
+        if reader is not None and columns is not None and byte_lengths is not None:
             assert isinstance(table, Documents)
-            edges, sources = find_source_runs(table, start, start + len(ids), columns.shape[1])
+            edges, sources = _find_source_runs(table, reader, start, start + len(ids))
             np.add.at(columns[0], sources, np.diff(edges))
             if len(sources) == 1:
                 columns[1, sources[0]] += int(found @ byte_lengths[: len(found)])
@@ -131,8 +134,8 @@ def count_tokens(
     return read
 
 
-def find_source_runs(
-    table: Documents, start: int, stop: int, source_count: int
+def _find_source_runs(
+    table: Documents, reader: SourceReader, start: int, stop: int
 ) -> tuple[Integers, Integers]:
     """Divide the tokens [start, stop) into runs of one source each.
 
@@ -142,7 +145,7 @@ def find_source_runs(
     last = table.count_before(stop)
     if first >= last:
         return np.array([stop]), np.empty(0, np.int64)
-    sources = read_sources(table, first, last, source_count)
+    sources = reader.read(first, last)
     starts = np.maximum(table.starts(first, last)[:-1], start)
     changes = np.append(0, np.flatnonzero(sources[1:] != sources[:-1]) + 1)
     edges = np.append(starts[changes], stop)

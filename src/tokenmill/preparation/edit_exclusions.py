@@ -13,15 +13,17 @@ import errno
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from tokenmill.errors import FolderError, UsageError
-from tokenmill.preparation.exclusion import Exclusion, read_list
+from tokenmill.preparation.exclusion import Exclusion, parse_entry, read_lines
+from tokenmill.storage.disk import disk_error
 from tokenmill.storage.files import AtomicFile, is_temporary, make_folder, refuse_link, remove
 from tokenmill.storage.lock import FileLock
+from tokenmill.storage.object_errors import ObjectChangedError
 from tokenmill.storage.object_path import ObjectPath
 
 _PATIENCE = 60.0  # seconds to wait for another process that changes the list
@@ -29,8 +31,8 @@ _PAUSE = 0.02
 _MOST_OBJECT = 256 << 20  # bytes of a list in an object store, which is changed in memory
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
-# Takes the entries of a list, each with its line; returns the lines of the new list.
-_Change = Callable[[Iterator[tuple[Exclusion, bytes]]], Iterator[bytes]]
+# Takes the lines of a list, each with its key; returns the lines of the new list.
+_Change = Callable[[Iterator[tuple[str, bytes]]], Iterator[bytes]]
 
 
 def add_exclusions(path: Path, entries: Iterable[Exclusion]) -> list[Exclusion]:
@@ -51,10 +53,10 @@ def add_exclusions(path: Path, entries: Iterable[Exclusion]) -> list[Exclusion]:
         wanted.setdefault(entry.key, entry)
     added: list[Exclusion] = []
 
-    def change(listed: Iterator[tuple[Exclusion, bytes]]) -> Iterator[bytes]:
+    def change(listed: Iterator[tuple[str, bytes]]) -> Iterator[bytes]:
         left = dict(wanted)
-        for entry, line in listed:
-            left.pop(entry.key.lower(), None)
+        for key, line in listed:
+            left.pop(key, None)
             yield line
         added[:] = left.values()
         for entry in added:
@@ -69,11 +71,11 @@ def remove_exclusions(path: Path, keys: Collection[str]) -> list[Exclusion]:
     """Remove all entries with these keys from a list. Returns the removed entries."""
     removed: list[Exclusion] = []
 
-    def change(listed: Iterator[tuple[Exclusion, bytes]]) -> Iterator[bytes]:
+    def change(listed: Iterator[tuple[str, bytes]]) -> Iterator[bytes]:
         removed.clear()
-        for entry, line in listed:
-            if entry.key.lower() in keys:
-                removed.append(entry)
+        for key, line in listed:
+            if key in keys:
+                removed.append(parse_entry(key, line))
             else:
                 yield line
 
@@ -90,7 +92,7 @@ def _rewrite(path: Path, change: _Change, is_changed: Callable[[], bool]) -> Non
     refuse_link(path)
     try:
         with _locked(path), AtomicFile(path) as file:
-            for line in change(read_list(path)):
+            for line in change(read_lines(path)):
                 file.write(line)
             if is_changed():
                 file.finish()
@@ -100,7 +102,7 @@ def _rewrite(path: Path, change: _Change, is_changed: Callable[[], bool]) -> Non
                 f"{path} cannot be written: {os.strerror(error.errno)}. Name another file for the "
                 "list: `out=FILE`."
             ) from error
-        raise
+        raise disk_error(error) from error
 
 
 @contextmanager
@@ -142,9 +144,10 @@ def _rewrite_object(path: ObjectPath, change: _Change, is_changed: Callable[[], 
                 f"{path} has {before.size:,} bytes; a list in an object store may have at most "
                 f"{_MOST_OBJECT:,}. Name a local file for further entries: `out=FILE`."
             )
-        data = b"".join(change(read_list(path)))
-        if not is_changed() or path.replace_version(data, before):
-            return
+        with suppress(ObjectChangedError):
+            data = b"".join(change(read_lines(path)))
+            if not is_changed() or path.replace_version(data, before):
+                return
         if time.monotonic() > until:
             raise FolderError(f"Other processes keep changing {path}. Run the same command again.")
         time.sleep(_PAUSE)

@@ -141,7 +141,7 @@ class LineRemover:
 
     def _take(self, count: int) -> npt.NDArray[np.bool_]:
         """Return whether to remove each of the next `count` long-enough, non-blank lines."""
-        flags = self._repeated.take(count) == REPEATED
+        flags: npt.NDArray[np.bool_] = self._repeated.take(count) == REPEATED
         self.removed += int(np.count_nonzero(flags))
         return flags
 

@@ -124,10 +124,10 @@ class MarkRepeats:
                 clear_marks(spill / "marks", total)
                 repeats = 0
                 worker.report(_KEY * total)
-            for listed in self.listed.read(limit) if self.listed else ():
+            for wanted in self.listed.read(limit) if self.listed else ():
                 place = 0
                 for table in _join(self._read(ranges, spanning)):
-                    found = np.flatnonzero(find_keys(table, listed)) + place
+                    found = np.flatnonzero(find_keys(table, wanted)) + place
                     write_marks(found, spill / "marks", LISTED)
                     place += len(table)
             with Bundle(self.folder, self.name) as bundle, (spill / "marks").open("rb") as marks:

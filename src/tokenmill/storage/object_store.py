@@ -214,11 +214,11 @@ class ObjectStorage(Storage):
         """Replace an object if it still has this version; returns whether it was replaced."""
 
         def put(store: Any, key: str) -> bool:
-            from obstore.exceptions import PreconditionError
+            from obstore.exceptions import AlreadyExistsError, PreconditionError
 
             try:
-                store.put(key, data, mode={"e_tag": version, "version": None})
-            except (FileNotFoundError, PreconditionError):
+                store.put(key, data, mode={"e_tag": version})
+            except (FileNotFoundError, PreconditionError, AlreadyExistsError):
                 return False
             return True
 

@@ -96,6 +96,7 @@ _GOOD = (
     "16",
     "a+",
 )
+_NUMBERS = [str(number) if abs(number) < 1 << 99 else "9" * 5_000 for number in INTEGERS]
 _METHODS = ("GET",) * 12 + (
     "HEAD",
     "POST",
@@ -151,7 +152,7 @@ class PageParser(Parser):
         pairs = []
         for _ in range(random.choice((0, 1, 1, 2, 3, 5, 150))):
             value = random.choice(
-                (random.choice(_GOOD), str(random.choice(INTEGERS)), random.choice(STRINGS))
+                (random.choice(_GOOD), random.choice(_NUMBERS), random.choice(STRINGS))
                 if random.randrange(2)
                 else _GOOD
             )
