@@ -1,9 +1,9 @@
 """Plant one bad document among 100,000, train a small model, and find the document by its losses.
 
 The corpus is made of sentences over a seeded vocabulary. The bad document is a random block of
-base64, repeated until it fills a few rows. `tokenmill.spikes` must name it first; then `explain` must
-find it in the worst row, and the inverse, `find_rows`, must find the worst row. Also measures how fast
-losses are read, on a file of random numbers. Needs about 300 MB of disk.
+base64, repeated until it fills a few rows. `tokenmill.spikes` must name it first, and it must be in the
+worst row. Also measures how fast losses are read, on a file of random numbers, and in how much memory.
+Needs about 300 MB of disk.
 
     python benchmarks/culprit.py [--documents 100000] [--steps 2000] [--backends torch,jax]
 """
@@ -16,17 +16,25 @@ import json
 import random
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+import tokenmill
+from tokenmill.inspect.loss_scan import RowCurve, scan
+from tokenmill.inspect.run_view import Phase
+from tokenmill.inspect.spikes import SpikeReport
+from tokenmill.progress import Nobody
 
 SEQ_LEN = 128
 MODEL = {"layers": 2, "heads": 2, "width": 64, "embedding_width": 0, "shortlist": 0}
 RUN = {"val_every": 0, "val_tokens": 1024, "sample_tokens": 0, "checkpoint_every": 0}
 
 
-def write_corpus(path: Path, documents: int, seed: int, noise_bytes: int) -> int:
-    """Write documents as JSON lines, one of them noise; returns the line of the noise, from 0."""
+def write_corpus(path: Path, documents: int, seed: int, noise_bytes: int) -> None:
+    """Write documents as JSON lines, one of them noise. The noise is the longest document."""
     source = random.Random(seed)
     letters = "etaoinshrdlucmfwygpbvk"
     words = ["".join(source.choices(letters, k=source.randint(2, 7))) for _ in range(500)]
@@ -39,17 +47,31 @@ def write_corpus(path: Path, documents: int, seed: int, noise_bytes: int) -> int
                 block = base64.b64encode(source.randbytes(192)).decode()
                 text = (block * (1 + noise_bytes // len(block)))[:noise_bytes]
             file.write(json.dumps({"text": text}) + "\n")
-    return place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the report of a run says, and which document was planted, by its text."""
+
+    run: Path
+    planted: int
+    report: SpikeReport
+    training_seconds: float
+    spikes_seconds: float
+
+    @property
+    def first(self) -> int | None:
+        """The document that the report names first."""
+        document = self.report.suspects[0].document if self.report.suspects else None
+        return None if document is None else document.number
 
 
 def find_culprit(
-    folder: Path, documents: int, *, steps: int, seed: int, backend: str, **settings: object
-) -> dict[str, object]:
-    """Make the corpus, train on it, and return what the report says about the planted document."""
-    import tokenmill
-
-    seq_len = int(str(settings.get("seq_len", SEQ_LEN)))
-    line = write_corpus(folder / "corpus.jsonl", documents, seed, noise_bytes=4 * seq_len)
+    folder: Path, documents: int, *, steps: int, seed: int, backend: str, **settings: Any
+) -> Outcome:
+    """Make the corpus, train on it, and find the culprit."""
+    seq_len = settings.get("seq_len", SEQ_LEN)
+    write_corpus(folder / "corpus.jsonl", documents, seed, noise_bytes=4 * seq_len)
     tokenmill.prepare(
         folder / "corpus.jsonl", folder / "data", tokenizer="bytes", val_fraction=0.001, workers=1
     )
@@ -68,40 +90,35 @@ def find_culprit(
     trained = time.perf_counter()
     found = tokenmill.spikes(report.path)
     ended = time.perf_counter()
-    # The planted document, found by its text and not by its losses.
     table = tokenmill.open(folder / "data")["train"].documents
     assert table is not None
-    planted = int(np.argmax(table.lengths))
-    first = found.suspects[0].document if found.suspects else None
-    worst = found.rows[0].explained if found.rows else None
-    in_row = [] if worst is None else [part.document.number for part in worst.documents]
-    return {
-        "line": line,
-        "planted": planted,
-        "first": None if first is None else first.number,
-        "found": found,
-        "documents of the worst row": in_row,
-        "train (s)": trained - started,
-        "spikes (s)": ended - trained,
-        "run": report.path,
-    }
+    return Outcome(
+        run=report.path,
+        planted=int(np.argmax(table.lengths)),
+        report=found,
+        training_seconds=trained - started,
+        spikes_seconds=ended - trained,
+    )
 
 
-def measure_scan(rows: int) -> float:
-    """Return how many nanoseconds the pass over losses takes for each row."""
-    from tokenmill.inspect.loss_scan import RowCurve, scan
-    from tokenmill.inspect.run_view import Phase
-    from tokenmill.progress import Nobody
-
+def measure_scan(rows: int) -> tuple[float, float]:
+    """Return how many nanoseconds a row takes, and by how many MB the peak of memory rises."""
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "losses.f32"
         np.random.default_rng(1).normal(3, 0.3, rows).astype("<f4").tofile(path)
         losses = np.memmap(path, "<f4", "r")
         phase = Phase(step=0, row=0, batch_rows=512, world_size=8)
         curve = RowCurve([phase], rows, lambda first, last: losses[first:last])
-        started = time.perf_counter()
+        scan(RowCurve([phase], 1 << 20, lambda first, last: losses[first:last]), 6.0, Nobody())
+        before, started = _peak(), time.perf_counter()
         scan(curve, 6.0, Nobody())
-        return (time.perf_counter() - started) / rows * 1e9
+        return (time.perf_counter() - started) / rows * 1e9, _peak() - before
+
+
+def _peak() -> float:
+    """Return the peak of this process's own memory in MB, without mapped files."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) / 1024
 
 
 def main() -> None:
@@ -121,25 +138,37 @@ def main() -> None:
                 found = find_culprit(
                     Path(temporary), args.documents, steps=args.steps, seed=seed, backend=backend
                 )
-            report = found["found"]
-            first = report.suspects[0]  # type: ignore[attr-defined]
+            first, worst = found.report.suspects[0], found.report.rows[0].explained
+            numbers = [part.document.number for part in worst.documents if part.document]
+            assert found.planted == found.first, "spikes names another document"
+            assert found.planted in numbers, "the worst row does not hold the document"
             rows.append(
                 {
                     "backend, seed": f"{backend}, {seed}",
                     "documents": f"{args.documents:,}",
-                    "rows read": f"{report.row_count:,}",  # type: ignore[attr-defined]
-                    "planted document": f"{found['planted']:,}",
-                    "named first": f"{found['first']:,}",
+                    "rows read": f"{found.report.row_count:,}",
+                    "planted": f"document {found.planted:,}",
+                    "named first": f"document {found.first:,}",
                     "its rows that stand out": f"{first.high_rows} of {first.rows}",
-                    "training (s)": round(float(str(found["train (s)"]))),
-                    "`spikes` (s)": round(float(str(found["spikes (s)"])), 1),
+                    "excess": f"{first.excess:.1f}",
+                    "excess of the second": f"{found.report.suspects[1].excess:.1f}",
+                    "training (s)": round(found.training_seconds),
+                    "`spikes` (s)": round(found.spikes_seconds, 1),
                 }
             )
             print(rows[-1], flush=True)
-            assert found["planted"] == found["first"]
-    nanoseconds = measure_scan(args.scan_rows)
-    print(f"{nanoseconds:.0f} ns per row for {args.scan_rows:,} rows")
-    record("culprit", {"scan (ns per row)": round(nanoseconds)}, rows)
+    record("culprit", {}, rows)
+    scanned = []
+    for number in (args.scan_rows // 50, args.scan_rows):
+        nanoseconds, memory = measure_scan(number)
+        scanned.append(
+            {
+                "rows": f"{number:,}",
+                "ns per row": round(nanoseconds),
+                "more memory at the end (MB)": round(memory),
+            }
+        )
+    record("culprit-scan", {"batch_rows": 512}, scanned)
 
 
 if __name__ == "__main__":

@@ -224,8 +224,10 @@ def _count_alike(view: RunView, documents: Integers, pairs: Integers) -> Integer
     return np.array([len(beginnings[key]) for key in keys], np.int64)
 
 
-def _examine(view: RunView, judge: Judge, candidate: _Candidate, known: Integers) -> Suspect | None:
-    """Judge all rows that hold a document, or `_MOST_READ` of them."""
+def _examine(
+    view: RunView, judge: Judge, candidate: _Candidate, known: Integers
+) -> tuple[Suspect, frozenset[int]] | None:
+    """Judge the rows that hold a document, at most `_MOST_READ`; also returns which stand out."""
     source, start, stop, near = candidate
     name, length = view.rows.names[source], view.seq_len
     low, high = start, stop
