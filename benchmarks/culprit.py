@@ -1,11 +1,11 @@
 """Plant one bad document among 100,000, train a small model, and find the document by its losses.
 
-The corpus is made of sentences over a seeded vocabulary. The bad document is a random block of
+The report of the first run is printed. The corpus is made of sentences over a seeded vocabulary. The bad document is a random block of
 base64, repeated until it fills a few rows. `tokenmill.spikes` must name it first, and it must be in the
 worst row. Also measures how fast losses are read, on a file of random numbers, and in how much memory.
 Needs about 300 MB of disk.
 
-    python benchmarks/culprit.py [--documents 100000] [--steps 2000] [--backends torch,jax]
+    python benchmarks/culprit.py [--documents 100000] [--steps 1400] [--backends torch,jax]
 """
 
 from __future__ import annotations
@@ -23,14 +23,21 @@ from typing import Any
 import numpy as np
 
 import tokenmill
+from tokenmill.cli import main as main_of_cli
 from tokenmill.inspect.loss_scan import RowCurve, scan
 from tokenmill.inspect.run_view import Phase
 from tokenmill.inspect.spikes import SpikeReport
 from tokenmill.progress import Nobody
 
 SEQ_LEN = 128
-MODEL = {"layers": 2, "heads": 2, "width": 64, "embedding_width": 0, "shortlist": 0}
-RUN = {"val_every": 0, "val_tokens": 1024, "sample_tokens": 0, "checkpoint_every": 0}
+MODEL = {"layers": 1, "heads": 1, "width": 32, "embedding_width": 0, "shortlist": 0}
+RUN = {
+    "batch_tokens": 4096,
+    "val_every": 0,
+    "val_tokens": 1024,
+    "sample_tokens": 0,
+    "checkpoint_every": 0,
+}
 
 
 def write_corpus(path: Path, documents: int, seed: int, noise_bytes: int) -> None:
@@ -126,8 +133,8 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--documents", type=int, default=100_000)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--seeds", default="1,2")
+    parser.add_argument("--steps", type=int, default=1400)
+    parser.add_argument("--seeds", default="1")
     parser.add_argument("--backends", default="torch,jax")
     parser.add_argument("--scan-rows", type=int, default=50_000_000)
     args = parser.parse_args()
@@ -138,6 +145,8 @@ def main() -> None:
                 found = find_culprit(
                     Path(temporary), args.documents, steps=args.steps, seed=seed, backend=backend
                 )
+                if not rows:
+                    main_of_cli(["spikes", str(found.run)])
             first, worst = found.report.suspects[0], found.report.rows[0].explained
             numbers = [part.document.number for part in worst.documents if part.document]
             assert found.planted == found.first, "spikes names another document"

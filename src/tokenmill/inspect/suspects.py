@@ -159,11 +159,10 @@ def find_suspects(
     rows, excess = rows[is_high], excess[is_high]
     parts = find_parts(view, rows)
     candidates = _choose(view, judge, parts, rows, excess)
-    watcher.begin("examining documents", len(candidates))
+    watcher.begin("examining documents", 0)
     found = []
     for candidate in candidates:
         examined = _examine(view, judge, candidate, rows)
-        watcher.advance(1)
         if examined is not None and examined[0].excess > 0:
             found.append(examined)
     found.sort(key=lambda one: (-one[0].excess, one[0].source, one[0].start))
