@@ -14,6 +14,8 @@ import argparse
 import base64
 import json
 import random
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import tokenmill
 from tokenmill.cli import main as main_of_cli
@@ -108,24 +111,39 @@ def find_culprit(
     )
 
 
-def measure_scan(rows: int) -> tuple[float, float]:
-    """Return how many nanoseconds a row takes, and by how many MB the peak of memory rises."""
+def scan_file(path: Path) -> dict[str, float]:
+    """Scan a file of losses in this process; returns nanoseconds per row and the peak of memory."""
+    rows = path.stat().st_size // 4
+    phase = Phase(step=0, row=0, batch_rows=512, world_size=8)
+
+    def read(first: int, last: int) -> npt.NDArray[np.float32]:
+        # Not mapped, so that the peak has no pages of the file.
+        return np.fromfile(path, "<f4", last - first, offset=4 * first)
+
+    started = time.perf_counter()
+    scan(RowCurve([phase], rows, read), 6.0, Nobody())
+    spent = time.perf_counter() - started
+    status = Path("/proc/self/status").read_text()
+    peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
+    return {"ns per row": spent / rows * 1e9, "peak": peak}
+
+
+def measure_scan(rows: int) -> dict[str, Any]:
+    """Scan a file of so many random losses in a fresh process."""
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "losses.f32"
-        np.random.default_rng(1).normal(3, 0.3, rows).astype("<f4").tofile(path)
-        losses = np.memmap(path, "<f4", "r")
-        phase = Phase(step=0, row=0, batch_rows=512, world_size=8)
-        curve = RowCurve([phase], rows, lambda first, last: losses[first:last])
-        scan(RowCurve([phase], 1 << 20, lambda first, last: losses[first:last]), 6.0, Nobody())
-        before, started = _peak(), time.perf_counter()
-        scan(curve, 6.0, Nobody())
-        return (time.perf_counter() - started) / rows * 1e9, _peak() - before
-
-
-def _peak() -> float:
-    """Return the peak of this process's own memory in MB, without mapped files."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("RssAnon:")[2].split()[0]) / 1024
+        random_losses = np.random.default_rng(1)
+        with path.open("wb") as file:
+            for first in range(0, rows, 1 << 22):
+                number = min(rows - first, 1 << 22)
+                file.write(random_losses.normal(3, 0.3, number).astype("<f4").tobytes())
+        command = [sys.executable, __file__, "--scan", str(path)]
+        found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return {
+        "rows": f"{rows:,}",
+        "ns per row": round(found["ns per row"]),
+        "peak memory (MB)": round(found["peak"]),
+    }
 
 
 def main() -> None:
@@ -137,9 +155,13 @@ def main() -> None:
     parser.add_argument("--seeds", default="1")
     parser.add_argument("--backends", default="torch,jax")
     parser.add_argument("--scan-rows", type=int, default=50_000_000)
+    parser.add_argument("--scan", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.scan:
+        print(json.dumps(scan_file(args.scan)))
+        return
     rows = []
-    for backend in args.backends.split(","):
+    for backend in filter(None, args.backends.split(",")):
         for seed in map(int, args.seeds.split(",")):
             with tempfile.TemporaryDirectory() as temporary:
                 found = find_culprit(
@@ -166,18 +188,11 @@ def main() -> None:
                 }
             )
             print(rows[-1], flush=True)
-    record("culprit", {}, rows)
-    scanned = []
-    for number in (args.scan_rows // 50, args.scan_rows):
-        nanoseconds, memory = measure_scan(number)
-        scanned.append(
-            {
-                "rows": f"{number:,}",
-                "ns per row": round(nanoseconds),
-                "more memory at the end (MB)": round(memory),
-            }
-        )
-    record("culprit-scan", {"batch_rows": 512}, scanned)
+    if rows:
+        record("culprit", {}, rows)
+    sizes = [args.scan_rows // 50, args.scan_rows] if args.scan_rows else []
+    if sizes:
+        record("culprit-scan", {"rows per step": 512}, list(map(measure_scan, sizes)))
 
 
 if __name__ == "__main__":
