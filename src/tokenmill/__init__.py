@@ -27,6 +27,7 @@ _WHERE = {
     "explain": "tokenmill.inspect.explain",
     "export": "tokenmill.convert.export",
     "import_dataset": "tokenmill.convert.import_dataset",
+    "index": "tokenmill.inspect.search.search",
     "load_tokenizer": "tokenmill.tokenizers",
     "open": "tokenmill.dataset.opening",
     "prepare": "tokenmill.preparation.prepare",
@@ -35,9 +36,11 @@ _WHERE = {
     "reshard": "tokenmill.convert.reshard",
     "sample": "tokenmill.training.sample",
     "spikes": "tokenmill.inspect.spikes",
+    "search": "tokenmill.inspect.search.search",
     "train": "tokenmill.training.run",
     "train_tokenizer": "tokenmill.preparation.train_tokenizer",
     "verify": "tokenmill.dataset.verify",
+    "where": "tokenmill.inspect.where",
 }
 
 __all__ = [
@@ -56,6 +59,7 @@ __all__ = [
     "explain",
     "export",
     "import_dataset",
+    "index",
     "load_tokenizer",
     "open",
     "prepare",
@@ -64,9 +68,11 @@ __all__ = [
     "reshard",
     "sample",
     "spikes",
+    "search",
     "train",
     "train_tokenizer",
     "verify",
+    "where",
 ]
 
 if TYPE_CHECKING:
@@ -80,6 +86,8 @@ if TYPE_CHECKING:
     from tokenmill.errors import TokenmillError
     from tokenmill.inspect.explain import explain
     from tokenmill.inspect.spikes import spikes
+    from tokenmill.inspect.search.search import index, search
+    from tokenmill.inspect.where import where
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader
     from tokenmill.load.mixture import Mixture

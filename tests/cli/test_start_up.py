@@ -14,6 +14,7 @@ COMMANDS = [
     "download",
     "info",
     "peek",
+    "explain",
     "verify",
     "cache",
     "train",

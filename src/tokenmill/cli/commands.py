@@ -27,6 +27,10 @@ _COMMANDS = {
     "peek": ("peek:peek", "Show the text and the origin of one document."),
     "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
     "spikes": ("spikes:spikes", "Show where the loss jumped, and which documents did it."),
+    "explain": ("explain:explain", "Show the documents of a training step, row or token."),
+    "search": ("search:search", "Show every occurrence of a text in a dataset."),
+    "index": ("index:index", "Index the words of a dataset, for faster searches."),
+    "where": ("where:where", "Show where a document is, and when a run reads it."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
     "cache": ("cache:cache", "Bring a remote dataset into the cache on local disk."),
     "train": ("train:train", "Train a model, or resume training."),
@@ -39,9 +43,11 @@ _COMMANDS = {
 }
 # By default, cyclopts shows an optional positional argument as [ARGS].
 _USAGES = {
+    "where": "Usage: tokenmill where [OPTIONS] [DATA...] WHAT",
     "download": "Usage: tokenmill download [OPTIONS] [REPO]",
     "explain": "Usage: tokenmill explain [OPTIONS] [DATA...]",
     "spikes": "Usage: tokenmill spikes [OPTIONS] [RUN]",
+    "search": "Usage: tokenmill search [OPTIONS] PATH [TEXT]",
     "train": "Usage: tokenmill train [OPTIONS] [DATA...]",
 }
 

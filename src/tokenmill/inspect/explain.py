@@ -299,7 +299,7 @@ def explain_rows(
     >>> np.save(file, np.frombuffer(b"to be or not to be", np.uint8))
     >>> view = view_data(file, seq_len=8, order="sequential", eot_id=32, tokenizer="bytes")
     >>> [part.text for part in explain_rows(view, [1])[0].documents]
-    ['not ', 'to ', 'be']
+    [' ', 'not ', 'to ', 'b']
     """
     numbers = np.asarray(rows, np.int64)
     at_once = max(1, _READ_TOKENS // (view.seq_len + 1))
@@ -320,15 +320,15 @@ def _explain_some(view: RunView, numbers: Integers, text_length: int) -> Iterato
         found = _find_cuts(tokens, starts[chosen], ids[chosen])
         for number, own in zip(chosen.tolist(), found, strict=True):
             cuts[number] = own
-    for at, (number, source, start) in enumerate(
-        zip(numbers.tolist(), sources.tolist(), starts.tolist(), strict=True)
+    for at, (place, source, start) in enumerate(
+        zip(view.places(numbers), sources.tolist(), starts.tolist(), strict=True)
     ):
         name, tokens = view.rows.names[source], view.rows.tokens[source]
         shard, shard_token = tokens.locate(start)
         dataset, path = view.datasets[name], tokens.shard_name(shard)
         yield ExplainedRow(
-            place=view.place(number),
-            span=RowSpan(row=number, source=name, start=start, stop=start + view.seq_len + 1),
+            place=place,
+            span=RowSpan(row=place.row, source=name, start=start, stop=start + view.seq_len + 1),
             shard=path,
             shard_token=shard_token,
             loss=None if np.isnan(losses[at]) else float(losses[at]),

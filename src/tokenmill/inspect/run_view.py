@@ -158,7 +158,7 @@ class RunView:
     def step_rows(self, step: int, rank: int | None = None) -> range:
         """Return the rows of a step or, with `rank`, those that one rank reads."""
         step = check_whole("step", step, 0)
-        phase = self._pick_phase([one.step for one in self.phases], step, "step")
+        phase = self._pick_phase(self._phase_steps, step, "step")
         first = phase.row + (step - phase.step) * phase.batch_rows
         if rank is None:
             return range(first, first + phase.batch_rows)
@@ -172,16 +172,33 @@ class RunView:
 
     def place(self, row: int) -> Place:
         """Return the step, rank and epoch of a row."""
-        row = check_whole("row", row, 0)
-        phase = self._pick_phase([one.row for one in self.phases], row, "row")
+        return self.places([row])[0]
+
+    def places(self, rows: Sequence[int] | Integers) -> list[Place]:
+        """Return the step, rank and epoch of each row. Faster than one call for each."""
+        numbers = np.array([check_whole("row", row, 0) for row in rows], np.int64)
+        windows, firsts = np.array([order.windows for order in self.rows.orders]), numbers
+        sources = np.zeros_like(numbers)
+        if self.rows.mixture is not None:
+            sources, firsts = self.rows.mixture.assign(numbers)
+        epochs = (firsts // windows[sources]).tolist()
+        return [
+            self._place(row, epoch) for row, epoch in zip(numbers.tolist(), epochs, strict=True)
+        ]
+
+    def _place(self, row: int, epoch: int) -> Place:
+        phase = self._pick_phase(self._phase_rows, row, "row")
         steps, inside = divmod(row - phase.row, phase.batch_rows)
         rank, index = divmod(inside, phase.batch_rows // phase.world_size)
-        source, number = 0, row
-        if self.rows.mixture is not None:
-            sources, numbers = self.rows.mixture.assign(np.array([row]))
-            source, number = int(sources[0]), int(numbers[0])
-        epoch = number // self.rows.orders[source].windows
         return Place(row=row, step=phase.step + steps, rank=rank, index=index, epoch=epoch)
+
+    @cached_property
+    def _phase_steps(self) -> list[int]:
+        return [one.step for one in self.phases]
+
+    @cached_property
+    def _phase_rows(self) -> list[int]:
+        return [one.row for one in self.phases]
 
     def _pick_phase(self, firsts: Sequence[int], number: int, what: str) -> Phase:
         phase = bisect_right(firsts, number) - 1
@@ -262,11 +279,6 @@ class RunView:
         if self.folder is None or not (self.folder / LOSSES_NAME).exists():
             return None
         return stack.enter_context(open_inside(self.folder, LOSSES_NAME))
-
-    @cached_property
-    def is_mixture(self) -> bool:
-        """Whether the rows come from several named sources."""
-        return self.rows.mixture is not None
 
 
 def _find_own(order: RowOrder, start: int, stop: int, first: int, last: int) -> list[Integers]:

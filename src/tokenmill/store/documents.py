@@ -31,6 +31,7 @@ Integers = npt.NDArray[np.int64]
 # Python's parser raises MemoryError if thousands of these are nested in a header.
 _NESTING = (b"(", b"[", b"{", b"-", b"+", b"~")
 _MOST_NESTING = 100
+_BLOCK = 1 << 16  # records read at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,11 @@ class DocumentTable(ABC):
         Returns sorted positions in the rows joined end to end. With a length of 3, position 5 is the
         last token of the second row.
         """
+
+    @property
+    def split(self) -> str:
+        """The name of the split."""
+        return self._split
 
     def __iter__(self) -> Iterator[Document]:
         return (self[number] for number in range(len(self)))
@@ -176,6 +182,33 @@ class Documents(DocumentTable):
     def find_starts(self, rows: Integers, length: int) -> Integers:
         """Return where documents start in rows: see `DocumentTable.find_starts`."""
         return find_by_shard(self._token_starts, rows, length, self._find_in, self._disorder)
+
+    @property
+    def checksums(self) -> Sequence[str]:
+        """The checksums of the tables' files, from the manifest."""
+        return self._shards.documents_xxh3_128
+
+    def record(self, number: int) -> Any:
+        """Return the record of a document, whose dtype is `DOCUMENT_DTYPE`."""
+        shard = int(np.searchsorted(self._numbers, number, side="right")) - 1
+        return self._map(shard)[number - int(self._numbers[shard])]
+
+    def read_records(self, first: int = 0) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Yield all records from document `first` on, some at a time, each time with the first number.
+
+        Reads the files in order, without mapping them, so memory holds one block.
+        """
+        for shard, low, high, before in split_numbers(self._numbers, first, len(self)):
+            path = self._shards.documents_path[shard]
+            with open_inside(self._folder, path) as file:
+                offset = read_table_header(file, path, int(self._shards.documents[shard]))
+                file.seek(offset + low * DOCUMENT_DTYPE.itemsize)
+                for place in range(low, high, _BLOCK):
+                    wanted = min(_BLOCK, high - place) * DOCUMENT_DTYPE.itemsize
+                    data = file.read(wanted)
+                    if len(data) != wanted:
+                        raise DamagedFileError(path, "became shorter while it was read")
+                    yield first + before + place - low, np.frombuffer(data, DOCUMENT_DTYPE)
 
     def _find_in(self, shard: int, ranges: Integers) -> tuple[Integers, npt.NDArray[Any]]:
         if not self._shards.documents[shard]:

@@ -121,6 +121,9 @@ class RowIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError("the names are not those of the sources")
         if any(len(weights) != len(self.sources) for _, weights in self.weights or ()):
             raise ValueError("a phase does not have one weight for each source")
+        firsts = [row for row, _ in self.weights or [(0, [])]]
+        if firsts[0] != 0 or sorted(set(firsts)) != firsts:
+            raise ValueError("the phases of the weights are not in order")
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
