@@ -1,9 +1,10 @@
 """Plant one bad document among 100,000, train a small model, and find the document by its losses.
 
-The report of the first run is printed. The corpus is made of sentences over a seeded vocabulary. The bad document is a random block of
-base64, repeated until it fills a few rows. `tokenmill.spikes` must name it first, and it must be in the
-worst row. Also measures how fast losses are read, on a file of random numbers, and in how much memory.
-Needs about 300 MB of disk.
+The corpus is made of sentences over a seeded vocabulary. The bad document is a random block of
+base64, repeated until it fills a few rows. `tokenmill.spikes` must name it first, and it must be in
+the worst row, according to `explain` and, in the other direction, to `where`. Prints the report of
+the first run. Also measures how fast losses are read, on a file of random numbers, and in how much
+memory. Needs about 300 MB of disk.
 
     python benchmarks/culprit.py [--documents 100000] [--steps 1400] [--backends torch,jax]
 """
@@ -68,6 +69,16 @@ class Outcome:
     report: SpikeReport
     training_seconds: float
     spikes_seconds: float
+
+    @property
+    def is_seen_by_where(self) -> bool:
+        """Whether `where` finds that the run reads the first suspect in the worst row."""
+        first, worst = self.report.suspects[0], self.report.rows[0].explained
+        assert first.document is not None
+        assert first.document.key is not None
+        (found,) = tokenmill.where([], first.document.key, run=self.run).documents
+        assert found.visits is not None
+        return worst.place.row in {visit.row for visit in found.visits.first}
 
     @property
     def first(self) -> int | None:
@@ -167,6 +178,7 @@ def main() -> None:
                 found = find_culprit(
                     Path(temporary), args.documents, steps=args.steps, seed=seed, backend=backend
                 )
+                assert found.is_seen_by_where, "where does not find the worst row"
                 if not rows:
                     main_of_cli(["spikes", str(found.run)])
             first, worst = found.report.suspects[0], found.report.rows[0].explained

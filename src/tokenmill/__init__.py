@@ -67,8 +67,8 @@ __all__ = [
     "register_tokenizer",
     "reshard",
     "sample",
-    "spikes",
     "search",
+    "spikes",
     "train",
     "train_tokenizer",
     "verify",
@@ -85,8 +85,8 @@ if TYPE_CHECKING:
     from tokenmill.dataset.verify import verify
     from tokenmill.errors import TokenmillError
     from tokenmill.inspect.explain import explain
-    from tokenmill.inspect.spikes import spikes
     from tokenmill.inspect.search.search import index, search
+    from tokenmill.inspect.spikes import spikes
     from tokenmill.inspect.where import where
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader

@@ -52,7 +52,7 @@ def test_the_culprit_is_named_first(trained):
     assert trained.planted in {part.document.number for part in worst.documents}
 
 
-def test_explain_and_the_inverse_agree(trained):
+def test_explain_and_where_agree(trained):
     """From the row to the document, and from the document to all of its rows."""
     run, report = trained.run, trained.report
     document = report.suspects[0].document
@@ -69,6 +69,16 @@ def test_explain_and_the_inverse_agree(trained):
         n for n, start in enumerate(starts) if start < last and start + length >= document.start
     ]
     assert rows == held
+    (found,) = tokenmill.where([], document.key, run=run).documents
+    assert (found.start, found.length) == (document.start, document.length)
+    assert found.visits.read == len(rows)
+    visits = {visit.row: visit for visit in found.visits.first}
+    assert visits.keys() <= set(rows)
+    both = visits.keys() & set(report.suspects[0].first_rows)
+    assert both
+    for row in both:
+        (explained,) = tokenmill.explain(run=run, row=row).rows
+        assert (explained.place.step, explained.loss) == (visits[row].step, visits[row].loss)
     losses = np.fromfile(run / "row_losses.f32", "<f4")
     assert len(losses) == report.row_count
     worst = report.rows[0]
@@ -103,6 +113,6 @@ def test_the_command_runs_in_a_process_of_its_own(trained):
         timeout=120,
     )
     assert ended.returncode == 0, ended.stderr
-    assert f"Most suspicious: document {trained['planted']}," in ended.stdout
+    assert f"Most suspicious: document {trained.planted}," in ended.stdout
     assert "Traceback" not in ended.stderr
-    assert f"tokenmill explain --run {trained['run']} --row " in ended.stdout
+    assert f"tokenmill explain --run {trained.run} --row " in ended.stdout
