@@ -28,6 +28,8 @@ _COMMANDS = {
     "view": ("view:view", "Show a dataset and its runs in the browser."),
     "explain": ("explain:explain", "Show the documents of a training step, row or token."),
     "where": ("where:where", "Show where a document is, and when a run reads it."),
+    "explain": ("explain:explain", "Show the documents of a training step, row or token."),
+    "spikes": ("spikes:spikes", "Show where the loss jumped, and which documents did it."),
     "search": ("search:search", "Show every occurrence of a text in a dataset."),
     "index": ("index:index", "Index the words of a dataset, for faster searches."),
     "stats": ("stats:stats", "Show what a dataset consists of: tokens, lengths, scripts."),

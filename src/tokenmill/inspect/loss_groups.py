@@ -77,7 +77,7 @@ def group_losses(view: RunView, curve: RowCurve, judge: Judge, watcher: Watcher)
     rows, losses, excess = chosen[known], losses[known], excess[known]
     sources: dict[str, Floats] = {}
     lengths: dict[int, Floats] = {}
-    watcher.begin("reading documents", len(rows))
+    watcher.begin("reading documents", len(rows) * view.seq_len, unit="tokens")
     for low in range(0, len(rows), _PIECE):
         here = slice(low, low + _PIECE)
         parts = find_parts(view, rows[here])
@@ -89,7 +89,7 @@ def group_losses(view: RunView, curve: RowCurve, judge: Judge, watcher: Watcher)
         if all(tokens.documents is not None for tokens in view.rows.tokens):
             sizes = np.log2(np.maximum(parts.stops - parts.starts, 1)).astype(int)
             _add(lengths, sizes.tolist(), sums)
-        watcher.advance(min(_PIECE, len(rows) - low))
+        watcher.advance(min(_PIECE, len(rows) - low) * view.seq_len)
     return LossGroups(
         rows=len(rows),
         sources=_fold(sources),

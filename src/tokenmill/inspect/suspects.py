@@ -159,11 +159,10 @@ def find_suspects(
     rows, excess = rows[is_high], excess[is_high]
     parts = find_parts(view, rows)
     candidates = _choose(view, judge, parts, rows, excess)
-    watcher.begin("examining documents", len(candidates))
+    watcher.begin("examining documents", 0)
     found = []
     for candidate in candidates:
         examined = _examine(view, judge, candidate, rows)
-        watcher.advance(1)
         if examined is not None and examined[0].excess > 0:
             found.append(examined)
     found.sort(key=lambda one: (-one[0].excess, one[0].source, one[0].start))
@@ -224,8 +223,10 @@ def _count_alike(view: RunView, documents: Integers, pairs: Integers) -> Integer
     return np.array([len(beginnings[key]) for key in keys], np.int64)
 
 
-def _examine(view: RunView, judge: Judge, candidate: _Candidate, known: Integers) -> Suspect | None:
-    """Judge all rows that hold a document, or `_MOST_READ` of them."""
+def _examine(
+    view: RunView, judge: Judge, candidate: _Candidate, known: Integers
+) -> tuple[Suspect, frozenset[int]] | None:
+    """Judge the rows that hold a document, at most `_MOST_READ`; also returns which stand out."""
     source, start, stop, near = candidate
     name, length = view.rows.names[source], view.seq_len
     low, high = start, stop
