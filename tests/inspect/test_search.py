@@ -324,6 +324,25 @@ def test_a_change_of_the_data_changes_the_anchor():
     )
 
 
+def test_many_occurrences_in_each_token_are_found_piece_by_piece(monkeypatch):
+    monkeypatch.setattr("tokenmill.inspect.search.pattern._ENTRIES", 100)
+    tokens = Tokens.of(np.tile(np.array([1, 2], np.uint16), 50))
+    vocabulary = Vocabulary([b"", b" " * 30, b" x "])
+    pattern = TextPattern(vocabulary, b"  ")
+    for with_ids in (True, False):
+        found = list(scan(tokens, pattern, Nobody(), chunk=64, with_ids=with_ids))
+        assert len(found) > 10
+        assert max(len(one.hits) for one in found) < 200
+        hits = [
+            place
+            for one in found
+            for place in zip(one.hits.first.tolist(), one.hits.skip.tolist(), strict=True)
+        ]
+        bounds = np.cumsum([0, *[30, 3] * 50])
+        places = list(find_all((b" " * 30 + b" x ") * 50, b"  "))
+        assert [int(bounds[token]) + skip for token, skip in hits] == places
+
+
 def test_a_limit_ends_the_search(dataset):
     everything = list(search(dataset, "e"))
     assert list(search(dataset, "e", limit=3)) == everything[:3]
