@@ -7,14 +7,22 @@ from shell import python, run
 
 HEAVY = (
     "numpy pyarrow gigatoken torch jax jaxlib grain tensorflow lightning ray datasets pandas "
-    "tokenizers tiktoken sentencepiece huggingface_hub obstore multiprocessing"
+    "tokenizers tiktoken sentencepiece huggingface_hub obstore multiprocessing starlette uvicorn jinja2 tantivy"
 ).split()
 COMMANDS = [
     "prepare",
     "download",
     "info",
     "peek",
+    "view",
     "explain",
+    "where",
+    "search",
+    "index",
+    "stats",
+    "diff",
+    "spikes",
+    "exclude",
     "verify",
     "cache",
     "train",

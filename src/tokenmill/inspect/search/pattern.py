@@ -14,7 +14,7 @@ Costs: a comparison takes 0.15 ns per token and id, a table 0.65 ns per token, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -67,10 +67,11 @@ class Pattern(Protocol):
 
     width: int  # the most tokens that an occurrence can span
 
-    def find(self, ids: AnyIds, stop: int) -> Hits:
-        """Return all occurrences that begin in the first `stop` of the ids, in order.
+    def find(self, ids: AnyIds, stop: int) -> Iterator[Hits]:
+        """Yield all occurrences that begin in the first `stop` of the ids, in order.
 
-        Overlapping occurrences are all returned. An occurrence must end within `ids`.
+        Overlapping occurrences are all found. An occurrence must end within `ids`. Each `Hits` is
+        bounded, even if each id has many occurrences.
         """
 
 
@@ -94,7 +95,7 @@ class TextPattern:
 
     >>> vocabulary = Vocabulary([b"a", b"na", b"ban", b"b"])
     >>> pattern = TextPattern(vocabulary, b"ana")
-    >>> hits = pattern.find(np.array([3, 0, 1, 1, 2, 0], np.uint16), 6)  # b a na na ban a
+    >>> (hits,) = pattern.find(np.array([3, 0, 1, 1, 2, 0], np.uint16), 6)  # b a na na ban a
     >>> hits.first.tolist(), hits.skip.tolist(), hits.last.tolist(), hits.end.tolist()
     ([1, 2, 4], [0, 1, 1], [2, 3, 5], [2, 2, 1])
     """
@@ -177,7 +178,9 @@ class TextPattern:
         scan = np.where(numbers <= _FEW, numbers * _COMPARE, _LOOK_UP)
         best = int(np.argmin(scan + weights * _FOLLOW))
         chosen = np.flatnonzero((low <= best) & (high > best))
-        order = chosen[np.argsort(self._ids[chosen], kind="stable")]
+        # Within an id, the larger its place in the text, the earlier the text begins. So hits come
+        # in order.
+        order = chosen[np.lexsort((-self._begins[chosen], self._ids[chosen]))]
         unique, counts = np.unique(self._ids[order], return_counts=True)
         # Set in one step: several threads search at once.
         self._anchor = anchor = _Anchor(
@@ -189,8 +192,8 @@ class TextPattern:
         )
         return anchor
 
-    def find(self, ids: AnyIds, stop: int) -> Hits:
-        """Return all occurrences: see `Pattern.find`."""
+    def find(self, ids: AnyIds, stop: int) -> Iterator[Hits]:
+        """Yield all occurrences: see `Pattern.find`."""
         ids = self._vocabulary.trim(ids)
         anchor = self._anchor or self._learn(ids)
         places = anchor.finder.find(ids[: stop + self.width])
@@ -198,18 +201,14 @@ class TextPattern:
             self._learn(ids)
         numbers = anchor.ids.searchsorted(ids[places])
         counts = anchor.bounds[numbers + 1] - anchor.bounds[numbers]
-        found = []
         for low, high in _blocks(counts, _ENTRIES):
             some = counts[low:high]
             at = np.repeat(places[low:high], some)
             offsets = np.arange(len(at)) - np.repeat(np.cumsum(some) - some, some)
             begins = anchor.begins[np.repeat(anchor.bounds[numbers[low:high]], some) + offsets]
-            found.append(self._follow(ids, at, begins))
-        hits = _join(found)
-        hits = hits.where(hits.first < stop)
-        if not _is_sorted(hits):
-            hits = hits.where(np.lexsort((hits.skip, hits.first)))
-        return hits if len(self._text) <= CORE else self._check_rest(ids, hits)
+            hits = self._follow(ids, at, begins)
+            hits = hits.where(hits.first < stop)
+            yield hits if len(self._text) <= CORE else self._check_rest(ids, hits)
 
     def _follow(self, ids: AnyIds, at: Integers, begins: Integers) -> Hits:
         """Return the occurrences in which the id at each place begins at that byte of the text."""
@@ -286,8 +285,8 @@ class IdPattern:
     """A sequence of ids to find.
 
     >>> pattern = IdPattern(None, [5, 5])
-    >>> pattern.find(np.array([5, 5, 5, 1], np.uint16), 4).first.tolist()
-    [0, 1]
+    >>> [hits.first.tolist() for hits in pattern.find(np.array([5, 5, 5, 1], np.uint16), 4)]
+    [[0, 1]]
     """
 
     def __init__(self, vocabulary: Vocabulary | None, ids: Sequence[int]) -> None:
@@ -295,10 +294,10 @@ class IdPattern:
         self.width = len(self._ids)
         self._rarest: int | None = None
 
-    def find(self, ids: AnyIds, stop: int) -> Hits:
-        """Return all occurrences: see `Pattern.find`."""
+    def find(self, ids: AnyIds, stop: int) -> Iterator[Hits]:
+        """Yield all occurrences: see `Pattern.find`."""
         if max(self._ids) > np.iinfo(ids.dtype).max:
-            return _join([])
+            return
         if self._rarest is None:
             sample = ids[:_SAMPLE]
             counts = [np.count_nonzero(sample == one) for one in self._ids[:CORE]]
@@ -312,7 +311,7 @@ class IdPattern:
         end = np.ones(len(first), np.int64)
         if self._vocabulary is not None:
             end = self._vocabulary.lengths[self._vocabulary.trim(ids[last])]
-        return Hits(first=first, skip=np.zeros(len(first), np.int64), last=last, end=end)
+        yield Hits(first=first, skip=np.zeros(len(first), np.int64), last=last, end=end)
 
 
 class IdFinder:
@@ -378,18 +377,3 @@ def _blocks(counts: Integers, most: int) -> list[tuple[int, int]]:
     marks = np.arange(most, int(ends[-1]), most)
     bounds = np.unique(np.concatenate(([0], ends.searchsorted(marks), [len(counts)])))
     return list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
-
-
-def _join(parts: Sequence[Hits]) -> Hits:
-    none = [np.empty(0, np.int64)]
-    return Hits(
-        first=np.concatenate([*none, *(one.first for one in parts)]),
-        skip=np.concatenate([*none, *(one.skip for one in parts)]),
-        last=np.concatenate([*none, *(one.last for one in parts)]),
-        end=np.concatenate([*none, *(one.end for one in parts)]),
-    )
-
-
-def _is_sorted(hits: Hits) -> bool:
-    steps = np.diff(hits.first)
-    return bool(((steps > 0) | ((steps == 0) & (np.diff(hits.skip) > 0))).all())
