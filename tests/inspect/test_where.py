@@ -342,6 +342,12 @@ def test_records_without_unique_lines_are_explained(tmp_path):
     )
     assert where(tmp_path / "data", "a.jsonl:2").absences[0].reason == "only repeated lines"
     assert where(tmp_path / "data", "a.jsonl:3").documents[0].document.number == 1
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps({"text": one}) + "\n" for one in ("second", line)))
+    assert where(tmp_path / "data", f"{other}:1").documents[0].document.number == 1
+    (absence,) = where(tmp_path / "data", f"{other}:2").absences
+    assert absence.reason == "unknown"
+    assert "no document of the dataset has its text" in absence.detail
 
 
 def test_invalid_utf8_that_is_dropped_is_explained(tmp_path):

@@ -91,14 +91,12 @@ class FileFinder:
             number = self._find_number(source, known, place)
             start = find_start(source, settings, number) if source.unit == "byte" else 0
             record = self.read(source, settings, number, start or 0)
-            absence = self.explain(name, dataset, settings, known, number, record)
+            absence = self.explain(name, dataset, settings, known, number, record, is_source=False)
             note = (
                 f"{one_line(source.path)} is not a source of {dataset.path}. The text of its record was "
                 "compared with all documents."
             )
             one = Whereabouts(what=what, kind="file", notes=(note,))
-            if absence.reason == UNKNOWN and not absence.twins:
-                absence = replace(absence, detail="no document of the dataset has its text")
             if absence.twins:
                 found.append(replace(one, documents=absence.twins))
             else:
@@ -126,8 +124,10 @@ class FileFinder:
         source: Source,
         place: int,
         record: SourceRecord | None,
+        *,
+        is_source: bool = True,
     ) -> Absence:
-        """Return why a record of a source is not in a dataset."""
+        """Return why a record of a file is not in a dataset."""
         absence = Absence(
             name=name,
             path=str(dataset.path),
@@ -141,7 +141,7 @@ class FileFinder:
         )
         if record is None:
             return absence
-        why = explain(dataset, settings, source.path, record, self.watcher)
+        why = explain(dataset, settings, source.path, record, self.watcher, is_source=is_source)
         return replace(
             absence,
             reason=why.reason,

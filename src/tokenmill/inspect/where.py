@@ -227,7 +227,8 @@ class Finder:
         if len(keys) > 1:
             shown = ", ".join(sorted(keys)[:3])
             raise UsageError(
-                f"{key!r} is the beginning of several keys, such as {shown}. Give more digits."
+                f"{key!r} is the beginning of several keys, such as {shown}. Give more digits. To search "
+                "for it as text, add `kind='text'`."
             )
         answer = Whereabouts(what=key, kind="key", documents=tuple(documents), is_all=is_all)
         return answer if documents else replace(answer, absences=self._find_excluded(key))
