@@ -225,10 +225,11 @@ def make_view(
 `batch_size=N`, or the folder of a run: `run=runs/NAME`.
     """
     if run is not None:
-        extra = [*settings, *(name for name, value in opening.items() if value is not None)]
-        if extra:
+        options = {name: value for name, value in opening.items() if value is not None}
+        tokenizer = options.pop("tokenizer", None)
+        if extra := [*settings, *options]:
             raise UsageError(f"`{extra[0]}` comes from the run. Omit it, or omit `run`.")
-        return open_run(run, data=data)
+        return open_run(run, data=data, tokenizer=tokenizer)
     if not isinstance(data, os.PathLike) and not data:
         raise UsageError(
             "name the data, as a dataset or as NAME=PATH:WEIGHT, or a run: `run=runs/NAME`."

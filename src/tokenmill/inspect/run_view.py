@@ -40,6 +40,7 @@ from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.storage.reading import open_inside
 from tokenmill.store.shards import ArrayShard
 from tokenmill.store.tokens import Tokens, is_same_data
+from tokenmill.tokenizers import Tokenizer
 from tokenmill.training.config import Config
 from tokenmill.training.data import open_data
 from tokenmill.training.run_folder import CHECKPOINTS_NAME, CONFIG_NAME, DATA_NAME, LOSSES_NAME
@@ -343,11 +344,17 @@ def view_data(
     return RunView(datasets=datasets, rows=rows, phases=[phase], split=split)
 
 
-def open_run(folder: AnyPath, *, data: AnyPath | Sequence[AnyPath] = ()) -> RunView:
+def open_run(
+    folder: AnyPath,
+    *,
+    data: AnyPath | Sequence[AnyPath] = (),
+    tokenizer: str | Tokenizer | None = None,
+) -> RunView:
     """Return how a run of `tokenmill train` reads its data, from the run's folder.
 
     The folder says where the data is. If the data was moved, or was in memory, `data` names it, as
-    for `tokenmill train`. An error is raised if the tokens are not those of the run.
+    for `tokenmill train`. An error is raised if the tokens are not those of the run. `tokenizer` is
+    needed only if neither the data nor the run has one.
     """
     path = Path(folder)
     if not (path / DATA_NAME).exists():
@@ -364,7 +371,7 @@ def open_run(folder: AnyPath, *, data: AnyPath | Sequence[AnyPath] = ()) -> RunV
     origin = origin or DataOrigin(data=[])
     if given or origin.input_file is None:
         named = parse_named(given or origin.data)
-        datasets = _open_named(named, _find_options(path, origin))
+        datasets = _open_named(named, _find_options(path, origin, tokenizer))
     else:
         datasets = {"": _open_text(path, origin)}
     _check_names(path, record.rows, datasets)
@@ -425,10 +432,14 @@ def _find_weights(rows: RowIdentity) -> tuple[dict[str, float], dict[int, dict[s
     return named[0][1], dict(named[1:])
 
 
-def _find_options(folder: Path, origin: DataOrigin) -> dict[str, Any]:
+def _find_options(
+    folder: Path, origin: DataOrigin, tokenizer: str | Tokenizer | None
+) -> dict[str, Any]:
     names = ("dtype", "format", "vocab_size", "eot_id", "val_fraction")
     options = {name: getattr(origin, name) for name in names}
-    if origin.tokenizer is not None and (folder / TOKENIZER_NAME).exists():
+    if tokenizer is not None:
+        options["tokenizer"] = tokenizer
+    elif origin.tokenizer is not None and (folder / TOKENIZER_NAME).exists():
         options["tokenizer"] = load_saved_tokenizer(folder)
     return options
 
