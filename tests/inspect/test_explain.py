@@ -263,6 +263,13 @@ def test_wrong_questions_say_what_to_type(folder, capsys):
     )
 
 
+def test_a_step_with_very_many_rows_is_explained_by_rank(folder):
+    asked = {**SETTINGS, "world_size": 5_000}
+    with pytest.raises(UsageError, match=r"step 1 has 10,000 rows.*`rank=N`"):
+        tokenmill.explain(folder, step=1, **asked)
+    assert len(tokenmill.explain(folder, step=1, rank=4_999, **asked).rows) == 2
+
+
 def test_another_split_is_explained(folder):
     found = tokenmill.explain(folder, row=0, split="val", **{**SETTINGS, "order": "sequential"})
     assert found.rows[0].documents[0].text.startswith(TEXTS["val"][0][:4])

@@ -31,7 +31,7 @@ from tokenmill.store.documents import Document
 from tokenmill.store.tokens import Tokens
 
 TEXT_LENGTH = 80  # characters
-MOST_ROWS = 1 << 16  # that are explained at once
+MOST_ROWS = 4_096  # that are explained at once, in a second or two
 MOST_READS = 100  # places that are listed of a token that a run has read more often
 _READ_TOKENS = 1 << 20  # that are read at once
 # A character has at most four bytes, and so four tokens, except for a few special tokens.
