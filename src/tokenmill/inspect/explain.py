@@ -29,6 +29,7 @@ from tokenmill.load.settings import check_whole
 from tokenmill.order.rows import Kind
 from tokenmill.store.documents import Document
 from tokenmill.store.tokens import Tokens
+from tokenmill.wording import brief
 
 TEXT_LENGTH = 80  # characters
 MOST_ROWS = 4_096  # that are explained at once, in a second or two
@@ -186,7 +187,7 @@ def explain(
     if step is not None:
         rows: Sequence[int] = view.step_rows(step, rank)
     elif row is not None:
-        rows = [check_whole("row", row, 0)]
+        rows = [view.span(row).row]
     else:
         assert token is not None
         explained, rows = _explain_token(view, token, source)
@@ -254,7 +255,7 @@ def _explain_token(
     place += len(tokens) if place < 0 else 0
     if not 0 <= place < len(tokens):
         raise UsageError(
-            f"there is no token {token}: split {view.split!r} has {len(tokens):,} tokens, numbered 0 "
+            f"there is no token {brief(token)}: split {view.split!r} has {len(tokens):,} tokens, numbered 0 "
             f"to {len(tokens) - 1}."
         )
     reads = None

@@ -34,6 +34,7 @@ from tokenmill.formats.base import Contents
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.rows import RunRows
 from tokenmill.load.settings import RowSettings, check_whole
+from tokenmill.load.state import MOST_ROWS
 from tokenmill.order.mixture import DEFAULT_BLOCK
 from tokenmill.order.rows import Kind, RowOrder
 from tokenmill.storage.names import TOKENIZER_NAME
@@ -45,7 +46,7 @@ from tokenmill.training.config import Config
 from tokenmill.training.data import open_data
 from tokenmill.training.run_folder import CHECKPOINTS_NAME, CONFIG_NAME, DATA_NAME, LOSSES_NAME
 from tokenmill.training.run_reading import DataOrigin, RowIdentity, read_run_data
-from tokenmill.wording import one_line
+from tokenmill.wording import brief, one_line
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -161,6 +162,10 @@ class RunView:
         step = check_whole("step", step, 0)
         phase = self._pick_phase(self._phase_steps, step, "step")
         first = phase.row + (step - phase.step) * phase.batch_rows
+        if first + phase.batch_rows > MOST_ROWS:
+            raise UsageError(
+                f"`step` is {brief(step)}; the first row of a step must be below 2**62."
+            )
         if rank is None:
             return range(first, first + phase.batch_rows)
         if not 0 <= rank < phase.world_size:
@@ -177,7 +182,7 @@ class RunView:
 
     def places(self, rows: Sequence[int] | Integers) -> list[Place]:
         """Return the step, rank and epoch of each row. Faster than one call for each."""
-        numbers = np.array([check_whole("row", row, 0) for row in rows], np.int64)
+        numbers = np.array([_check_row(row) for row in rows], np.int64)
         windows, firsts = np.array([order.windows for order in self.rows.orders]), numbers
         sources = np.zeros_like(numbers)
         if self.rows.mixture is not None:
@@ -216,7 +221,7 @@ class RunView:
 
     def span(self, row: int) -> RowSpan:
         """Return which tokens a row holds."""
-        sources, starts = self.spans(np.array([check_whole("row", row, 0)]))
+        sources, starts = self.spans(np.array([_check_row(row)]))
         start, name = int(starts[0]), self.rows.names[int(sources[0])]
         return RowSpan(row=row, source=name, start=start, stop=start + self.seq_len + 1)
 
@@ -280,6 +285,13 @@ class RunView:
         if self.folder is None or not (self.folder / LOSSES_NAME).exists():
             return None
         return stack.enter_context(open_inside(self.folder, LOSSES_NAME))
+
+
+def _check_row(row: int) -> int:
+    row = check_whole("row", row, 0)
+    if row >= MOST_ROWS:
+        raise UsageError(f"`row` is {brief(row)}; it must be below 2**62.")
+    return row
 
 
 def _find_own(order: RowOrder, start: int, stop: int, first: int, last: int) -> list[Integers]:
@@ -365,7 +377,7 @@ def open_run(
     if not given and origin is None:
         example = " ".join(f"{name}=PATH:WEIGHT" for name in record.rows.names or ()) or "PATH"
         raise UsageError(
-            f"{path} does not say where its data is, because it was made in Python. Name the data: "
+            f"{path} does not say where its data is: it was made in Python, or its path is not UTF-8. Name the data: "
             f"`data={one_line(example)}`."
         )
     origin = origin or DataOrigin(data=[])
