@@ -324,7 +324,7 @@ def test_a_budget_means_epochs_of_each_source(tmp_path: Path) -> None:
 def test_wrong_settings_are_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
     build(tmp_path / "d")
     with pytest.raises(
-        (UsageError, DatasetError), match="nonsense" if "split" in wrong else [*wrong][0]
+        (UsageError, DatasetError), match="nonsense" if "split" in wrong else next(iter(wrong))
     ):
         stats(tmp_path / "d", **wrong)
 
