@@ -249,6 +249,135 @@ def test_steps_before_the_first_known_phase_are_unknown(tmp_path: Path, data: li
     record = start(tmp_path / "run", data, step=10, row=10 * ROWS)  # the phase before it is lost
     view = open_run(tmp_path / "run")
     viewer = Viewer(datasets=view.datasets, runs={"run": view})
+    assert not [one for one in show_points(viewer, Query({})).values["curves"] if one["values"]]
+    write(record, 10, np.full((5, ROWS), 3.0))
+    record.close()
+    (tmp_path / "run/row_losses.f32").unlink()
+    curves = RunCurves("run", open_run(tmp_path / "run"))
+    curves.refresh()
+    assert means(curves) == [4.0] * 10 + [3.0] * 5
+    assert curves.sources == ()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                b'{"step":1000000000000,"row":1,"loss":1e308}\n',
+                b'{"step":3,"row":1,"loss":-1e308}\n',
+                b'{"step":5,"val_loss":0.0,"tokens_per_second":"fast"}\n',
+                b'{"step":2,"row":1,"loss":1e-308,"tokens":"<b>"}\n',
+                b'{"step":4,"val_loss":2.5}\n',
+                b'{"step":',
+                b"\xff\n",
+                b"[]\n",
+            ]
+        ),
+        max_size=6,
+    ),
+    st.binary(max_size=90),
+    st.dictionaries(
+        st.sampled_from("from to smooth logx logy hide width after".split()),
+        st.integers(-5, 1 << 63).map(str) | st.sampled_from(["0", "1", "10", "300", "0,0", "-1,,"]),
+    ),
+)
+def test_damaged_files_and_any_address_give_a_page_or_an_error(
+    tmp_path_factory: pytest.TempPathFactory,
+    data: list[str],
+    lines: list[bytes],
+    losses: bytes,
+    query: dict[str, str],
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged") / "run"
+    start(folder, data).close()
+    view = open_run(folder)
+    (folder / "metrics.jsonl").write_bytes(b"".join(lines))
+    (folder / "row_losses.f32").write_bytes(losses)
+    viewer = Viewer(datasets=view.datasets, runs={"run": view})
+    templates = Templates(names={"viewer": viewer})
+    try:
+        page = templates.render(show_runs(viewer, Query(query)), data="")
+        part = templates.render(show_charts(viewer, Query(query)), data="")
+        points = json.dumps(show_points(viewer, Query(query)).values, allow_nan=False)
+    except TokenmillError:
+        return
+    assert "data-charts" in page
+    assert "data-charts" in part
+    assert len(page) < 200_000
+    assert len(points) < 200_000
+
+
+def test_a_restarted_run_is_read_again(tmp_path: Path, data: list[str]) -> None:
+    record = start(tmp_path / "run", data)
+    write(record, 0, np.full((30, ROWS), 4.0))
+    record.close()
+    view = open_run(tmp_path / "run")
+    viewer = Viewer(datasets=view.datasets, runs={"run": view})
+    assert show_points(viewer, Query({})).values["runs"][0]["steps"] == 30
+    for name in ("metrics.jsonl", "row_losses.f32"):
+        os.unlink(tmp_path / "run" / name)  # noqa: PTH108
+    record = start(tmp_path / "run", data)
+    write(record, 0, np.full((7, ROWS), 9.0))
+    (run,) = show_points(viewer, Query({"after": "30"})).values["runs"]
+    assert (run["steps"], run["restarted"]) == (7, True)
+    curves = show_points(viewer, Query({})).values["curves"]
+    assert next(one for one in curves if one["id"] == "0:train")["values"] == [9.0] * 7
+    record.close()
+
+
+def test_new_points_are_few_however_long_the_run_is(tmp_path: Path, data: list[str]) -> None:
+    record = start(tmp_path / "run", data)
+    for first in range(0, 20_000, 2000):
+        write(record, first, np.full((2000, ROWS), 3.0))
+    view = open_run(tmp_path / "run")
+    viewer = Viewer(datasets=view.datasets, runs={"run": view})
+    query = {"from": "0", "to": "30000"}
+    everything = show_points(viewer, Query(query)).values["curves"]
+    assert all(len(one["steps"]) <= 600 for one in everything)
+    write(record, 20_000, np.full((20, ROWS), 2.0))
+    new = show_points(viewer, Query({**query, "after": "20000"})).values["curves"]
+    assert all(len(one["steps"]) <= 3 for one in new)
+    # Points that replace the last ones make the same curve as all points together.
+    now = show_points(viewer, Query(query)).values["curves"]
+    for one in now:
+        if one["id"] != "0:train":
+            continue
+        before = next(curve for curve in everything if curve["id"] == one["id"])
+        added = next(curve for curve in new if curve["id"] == one["id"])
+        kept = [n for n, step in enumerate(before["steps"]) if step < added["start"]]
+        assert [*before["values"][: len(kept)], *added["values"]] == one["values"]
+        assert [*before["steps"][: len(kept)], *added["steps"]] == one["steps"]
+    record.close()
+
+
+def test_settings_of_the_run_are_shown(tmp_path: Path, data: list[str]) -> None:
+    record = start(tmp_path / "run", data)
+    (tmp_path / "run/config.json").write_text(
+        json.dumps(
+            {"layers": 1, "heads": 1, "width": 8, "seq_len": 8, "batch_tokens": 32, "max_steps": 77}
+        )
+    )
+    curves = RunCurves("run", open_run(tmp_path / "run"))
+    curves.refresh()
+    assert curves.max_steps == 77
+    write(record, 0, np.full((76, ROWS), 9.0))
+    curves.refresh()
+    assert curves.is_live
+    write(record, 76, np.full((1, ROWS), 9.0))
+    curves.refresh()
+    assert not curves.is_live
+    record.close()
+
+
+def test_steps_before_the_first_known_phase_are_unknown(tmp_path: Path, data: list[str]) -> None:
+    record = start(tmp_path / "run", data)
+    write(record, 0, np.full((20, ROWS), 4.0))
+    record.close()
+    (tmp_path / "run/data.json").unlink()
+    record = start(tmp_path / "run", data, step=10, row=10 * ROWS)  # the phase before it is lost
+    view = open_run(tmp_path / "run")
+    viewer = Viewer(datasets=view.datasets, runs={"run": view})
     curves = show_points(viewer, Query({})).values["curves"]
     (train,) = [one for one in curves if one["id"] == "0:train"]
     assert all(
@@ -256,6 +385,7 @@ def test_steps_before_the_first_known_phase_are_unknown(tmp_path: Path, data: li
     )
     write(record, 10, np.full((5, ROWS), 3.0))
     train = show_points(viewer, Query({})).values["curves"][0]
+    assert train["id"] == "0:train"
     assert train["steps"] == [10.0, 11.0, 12.0, 13.0, 14.0]
     assert train["values"] == [3.0] * 5
     assert "data-charts" in Templates(names={"viewer": viewer}).render(
