@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenmillError, UsageError, lacks_memory
+from tokenmill.inspect.run_view import RunView
 from tokenmill.inspect.view import batches, documents, listing, overview, runs, search
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.rendering import Templates
@@ -33,7 +34,6 @@ from tokenmill.inspect.view.viewer import (
     Page,
     PageFunction,
     Routes,
-    RunView,
     Viewer,
 )
 from tokenmill.inspect.view.work import StatisticsWork
