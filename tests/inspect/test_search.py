@@ -114,6 +114,11 @@ def folder(texts, tmp_path_factory):
     return where / "data"
 
 
+@pytest.fixture(scope="module")
+def dataset(folder):
+    return tokenmill.open(folder)
+
+
 WANTED = [
     *(
         "the",

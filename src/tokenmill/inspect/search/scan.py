@@ -70,24 +70,32 @@ def scan(
             return (Found(hits=hits, ids=kept, start=start) for hits in find(kept))
         return (Found(hits=blocks[0], ids=kept, start=start),)
 
-    def finish(low: int, high: int, future: Future[Iterable[Found]]) -> Iterator[Found]:
-        yield from future.result()
-        watcher.advance(high - low)
-        if reached is not None:
-            reached(high)
-
     pending: deque[tuple[int, int, Future[Iterable[Found]]]] = deque()
+    most = 0
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="search")
     try:
         for low, high in _cut([(0, len(tokens))] if ranges is None else ranges, chunk):
             pending.append((low, high, pool.submit(search, low, high)))
             # The first chunk is searched alone: it is a sample from which the pattern learns.
-            while len(pending) > (THREADS if low else 0):
-                yield from finish(*pending.popleft())
+            while len(pending) > most:
+                yield from _take(pending, watcher, reached)
+            most = THREADS
         while pending:
-            yield from finish(*pending.popleft())
+            yield from _take(pending, watcher, reached)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _take(
+    pending: deque[tuple[int, int, Future[Iterable[Found]]]],
+    watcher: Watcher,
+    reached: Callable[[int], None] | None,
+) -> Iterator[Found]:
+    low, high, future = pending.popleft()
+    yield from future.result()
+    watcher.advance(high - low)
+    if reached is not None:
+        reached(high)
 
 
 def _cut(ranges: Iterable[tuple[int, int]], chunk: int) -> Iterator[tuple[int, int]]:

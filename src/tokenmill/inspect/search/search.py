@@ -343,7 +343,8 @@ class _Query:
                     )
             ranges = None if narrowed is None else narrowed.ranges
             if self.start:
-                ranges = _begin_at(self.start, ranges or iter([(0, len(tokens))]))
+                whole = iter([(0, len(tokens))])
+                ranges = _begin_at(self.start, whole if ranges is None else ranges)
             yield tokens, ranges
 
     def _open_index(self, watcher: Watcher) -> WordIndex | None:

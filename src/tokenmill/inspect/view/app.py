@@ -83,7 +83,8 @@ def make_app(
         bound_memory()
         if not started:  # the first page comes first
             started.append(True)
-            warm_up.start()
+            with suppress(RuntimeError):  # another page was as fast, or there is no memory for it
+                warm_up.start()
 
     def make_handler(show: PageFunction) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
