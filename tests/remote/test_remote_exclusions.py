@@ -10,9 +10,11 @@ import pytest
 from test_remote_outputs import list_files
 
 import tokenmill
-from tokenmill.errors import UsageError
+from tokenmill.errors import FolderError, UsageError
 from tokenmill.preparation.edit_exclusions import add_exclusions
 from tokenmill.preparation.exclusion import Exclusion, find_list, read_exclusions
+from tokenmill.preparation.folder import PreparationFolder
+from tokenmill.preparation.plan import make_plan
 from tokenmill.storage.object_path import as_path
 
 OPTIONS = {"tokenizer": "bytes", "val_fraction": 0.2, "tokens_per_shard": 900, "workers": 1}
@@ -64,6 +66,21 @@ def test_changes_at_the_same_time_lose_no_entry(bucket: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(add, range(4)))
     assert len(read_exclusions(path)) == 20
+
+
+def test_an_unfinished_run_in_a_bucket_keeps_its_list(
+    texts: Path, bucket: str, tmp_path: Path
+) -> None:
+    """There is no lock in a bucket, so another list could mix the shards of two runs."""
+    listed = tmp_path / "list"
+    listed.write_text('{"key": "' + "0" * 32 + '"}')
+    out = as_path(f"{bucket}/out")
+    plan = make_plan(texts, out, exclude=False, **OPTIONS)
+    with PreparationFolder(out, restart=False, work=tmp_path / "work") as folder:
+        folder.remember_plan(plan)
+    with pytest.raises(FolderError, match="exclude was None, is"):
+        tokenmill.prepare(texts, out, exclude=listed, **OPTIONS)
+    assert tokenmill.prepare(texts, out, exclude=listed, restart=True, **OPTIONS).parts == 1
 
 
 def test_a_web_server_cannot_be_written_to(

@@ -25,6 +25,7 @@ from tokenmill.preparation.sift import SPLITS
 from tokenmill.sources.files import SourceFile
 from tokenmill.storage.files import make_subfolder, remove, remove_temporaries
 from tokenmill.storage.names import MANIFEST_NAME, SOURCES_NAME, TOKENIZER_NAME, WORK_NAME
+from tokenmill.storage.object_path import ObjectPath
 from tokenmill.storage.output import OutputFolder, describe_changes
 from tokenmill.storage.reading import DamagedFileError, read_json
 from tokenmill.store.manifest import Manifest
@@ -110,9 +111,7 @@ class PreparationFolder(OutputFolder):
             return None
         manifest = Manifest.read(self.path)
         before = dict(manifest.settings)
-        if (
-            not plan.are_lists_given
-        ):  # the dataset's own list may change at any time: see `is_stale`
+        if not plan.are_lists_given:  # the dataset's own list may change: `is_stale` says so
             before["exclude"] = plan.describe_settings().get("exclude")
         differences = _differences(
             {**before, "tokenizer": manifest.tokenizer_fingerprint},
@@ -147,10 +146,15 @@ class PreparationFolder(OutputFolder):
         record = orjson.dumps(plan.record())
         if not self.write_first(name, record):
             before = _load(self.path / name, _PlanRecord, max(_MOST_BYTES, 2 * len(record)))
-            # Another list of excluded documents is no other input: finished parts stay.
+            now = plan.describe_settings()
+            was: dict[str, Any] = dict(before.settings)
+            if not isinstance(self.path, ObjectPath):
+                # If the lists of excluded documents change, the documents are chosen again. In an
+                # object store, which has no locks, the other run may still be writing its shards.
+                was["exclude"] = now.get("exclude")
             differences = _differences(
-                {**before.settings, "tokenizer": before.tokenizer, "exclude": None},
-                {**plan.settings.to_json(), "tokenizer": plan.tokenizer.fingerprint},
+                {**was, "tokenizer": before.tokenizer},
+                {**now, "tokenizer": plan.tokenizer.fingerprint},
             )
             differences += self._changed_sources(before.sources, plan.sources)
             if differences:

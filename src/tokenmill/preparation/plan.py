@@ -156,7 +156,8 @@ def make_plan(
 ) -> Plan:
     """Check all arguments and plan a run. `settings` are the fields of `PrepareSettings`.
 
-    `exclude` are lists of documents to leave out; None means the list of `out`. `machine` is the memory in bytes of all machines that do the work; None means this machine.
+    `exclude` are lists of documents to leave out; None means the list of `out`. `machine` is the
+    memory in bytes of all machines that do the work; None means this machine.
     """
     limits = limits or Limits()
     checked = PrepareSettings(**settings)

@@ -16,7 +16,7 @@ TEXTS = "jsonl text gzip zstd bz2 xz parquet"
 RUNS = "prepare-receipts import-receipts reshard-receipts export-record hub commands sample"
 STORAGE = "addresses objects cache key-files"
 INSPECTED = "exclusions key-index statistics word-index run-data view"
-CASES = {STORE: 250, FORMATS: 200, TOKENIZERS: 50, TEXTS: 200, RUNS: 60, STORAGE: 40, INSPECTED: 60}
+CASES = {STORE: 250, FORMATS: 200, TOKENIZERS: 50, TEXTS: 200, RUNS: 60, STORAGE: 40, INSPECTED: 12}
 
 
 def fuzz(*arguments: str) -> str:

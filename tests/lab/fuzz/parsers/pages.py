@@ -62,7 +62,7 @@ _PATHS = (
         "/runs/run",
         "/run/run",
     ),
-    *("/batch", "/row/3", "/export", "/losses", "/documents/export", "/search/export"),
+    *("/batch", "/row/3", "/export", "/runs/charts", "/runs/points", "/batches", "/search"),
 )
 _NAMES = (
     *("data", "split", "run", "first", "number", "start", "token", "tokens", "source", "scan", "q"),
@@ -79,6 +79,20 @@ _NAMES = (
         "format",
         "sort",
         "key",
+    ),
+    *(
+        "open",
+        "colour",
+        "kind",
+        "after",
+        "hide",
+        "smooth",
+        "logx",
+        "logy",
+        "from",
+        "to",
+        "row",
+        "step",
     ),
     *("seq_len", "batch_size", "world_size", "seed", "order", "limit", "width", "document", "what"),
 )
