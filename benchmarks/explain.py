@@ -104,18 +104,16 @@ def check(view: RunView, pairs: int, generator: np.random.Generator) -> tuple[in
         name, token = one.span.source, one.span.start + place
         (part,) = (part for part in one.documents if part.start <= place < part.stop)
         document, documents = part.document, view.tokens(name).documents
-        if documents is None or document is None:
-            is_right = documents is document
-        else:
-            is_right = document == documents.at(token)
+        expected = None if documents is None else documents.at(token)
+        is_right = document == expected
         started = time.perf_counter()
         found = view.find_rows(name, token, token + 1, last_row=epochs)
         finding += time.perf_counter() - started
-        is_right &= row in found and (np.diff(found) > 0).all()
+        is_right &= row in found and bool((np.diff(found) > 0).all())
         sources, starts = view.spans(found)
         offsets = token - starts
         is_right &= all(view.rows.names[source] == name for source in sources.tolist())
-        is_right &= ((offsets >= 0) & (offsets <= SEQ_LEN)).all()
+        is_right &= bool(((offsets >= 0) & (offsets <= SEQ_LEN)).all())
         ids = view.read(found)[np.arange(len(found)), offsets]
         wrong += not (is_right and (ids == view.tokens(name)[token]).all())
     return wrong, explaining, finding

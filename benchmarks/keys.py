@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,14 +106,31 @@ def forget(folder: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def query(folder: Path, key: str) -> float:
-    """Seconds of one `tokenmill where` in a new process."""
-    command = [sys.executable, "-m", "tokenmill.cli", "where", str(folder), key]
+def run(*words: object) -> tuple[float, float]:
+    """Seconds of one `tokenmill` command in a new process, and seconds of CPU time."""
+    command = [sys.executable, "-m", "tokenmill.cli", *map(str, words)]
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    spent, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return spent, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def describe(times: Iterable[tuple[float, float]]) -> str:
+    """The shortest and the longest of some runs, and the least CPU time."""
+    spent, busy = zip(*times, strict=True)
+    return f"{min(spent):.2f} to {max(spent):.2f} s ({min(busy):.2f} s of CPU time)"
+
+
+def look_up(folder: Path, keys: list[str]) -> float:
+    """Milliseconds of one lookup in an open dataset, on average."""
+    import tokenmill
+    from tokenmill.inspect.keys import find_key
+
+    dataset = tokenmill.open(folder)
     started = time.perf_counter()
-    shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    spent = time.perf_counter() - started
-    assert key in shown
-    return spent
+    for key in keys:
+        assert [document.key for document in find_key(dataset, key)] == [key]
+    return (time.perf_counter() - started) / len(keys) * 1000
 
 
 def main() -> None:
@@ -134,31 +152,29 @@ def main() -> None:
         peak = find_peak(["where", folder, keys[0]])
         built = time.perf_counter() - started
         size = sum(path.stat().st_size for path in (folder / ".tokenmill").rglob("index.*"))
-        warm = sorted(query(folder, key) for key in keys)
+        warm = [run("where", folder, key) for key in keys]
         cold = []
         for key in keys:
             forget(folder)
-            cold.append(query(folder, key))
-        startup = sorted(query_nothing() for _ in range(3))
+            cold.append(run("where", folder, key))
+        places = [
+            run("where", folder, f"data.txt:byte={number * args.documents // 7}")
+            for number in range(QUERIES)
+        ]
+        startup = [run("--version") for _ in range(QUERIES)]
         tables = sum(path.stat().st_size for path in list_tables(folder))
         add("documents", f"{args.documents:,}")
         add("document tables", f"{tables / 1e9:.1f} GB")
         add("first query, which makes the index", f"{built:.0f} s")
         add("peak memory of that, all processes", f"{peak:.0f} MB")
         add("index", f"{size / 1e9:.2f} GB")
-        add("query in a new process", f"{warm[0]:.2f} to {warm[-1]:.2f} s")
-        add("the same, nothing in the page cache", f"{min(cold):.2f} to {max(cold):.2f} s")
-        add("of that, `tokenmill --version`", f"{startup[0]:.2f} s")
+        add("query in a new process", describe(warm))
+        add("the same, nothing in the page cache", describe(cold))
+        add("query by the place in a file", describe(places))
+        add("of each, `tokenmill --version`", describe(startup))
+        add("lookup of a key in an open dataset", f"{look_up(folder, keys):.1f} ms")
         add("NumPy over all tables, in the page cache", f"{scanned:.1f} s")
     record("keys", {"documents": args.documents}, rows)
-
-
-def query_nothing() -> float:
-    """Seconds of a command that does nothing."""
-    command = [sys.executable, "-m", "tokenmill.cli", "--version"]
-    started = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

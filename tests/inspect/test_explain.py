@@ -251,6 +251,10 @@ def test_wrong_questions_say_what_to_type(folder, capsys):
         tokenmill.explain(folder, row=1, seq_len=7)
     with pytest.raises(UsageError, match="there is no token 999: split 'train' has 68 tokens"):
         tokenmill.explain(folder, token=999, **SETTINGS)
+    for name in ("row", "step", "token"):
+        for number in (2**62, 10**30, -1000):
+            with pytest.raises(UsageError, match=f"{name}.*({number}|a number of 100 bits)"):
+                tokenmill.explain(folder, **{name: number}, **SETTINGS)
     with pytest.raises(UsageError, match="name the data"):
         tokenmill.explain(step=1)
     with pytest.raises(UsageError, match="numbered from 0"):
@@ -261,6 +265,13 @@ def test_wrong_questions_say_what_to_type(folder, capsys):
     assert (
         "Give --batch-size N, or the folder of a run: --run runs/NAME." in capsys.readouterr().err
     )
+
+
+def test_a_step_with_very_many_rows_is_explained_by_rank(folder):
+    asked = {**SETTINGS, "world_size": 5_000}
+    with pytest.raises(UsageError, match=r"step 1 has 10,000 rows.*`rank=N`"):
+        tokenmill.explain(folder, step=1, **asked)
+    assert len(tokenmill.explain(folder, step=1, rank=4_999, **asked).rows) == 2
 
 
 def test_another_split_is_explained(folder):

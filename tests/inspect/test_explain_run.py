@@ -20,7 +20,7 @@ from tokenmill.errors import DatasetError, StateError, TokenmillError, UsageErro
 from tokenmill.inspect.run_view import open_run
 from tokenmill.store.tokens import Tokens
 from tokenmill.training.data import RunData
-from tokenmill.training.run_reading import RunRecord, read_run_data
+from tokenmill.training.run_reading import RunPhase, read_run_data, write_run_data
 
 pytest.importorskip("torch")
 
@@ -187,6 +187,13 @@ def test_a_run_on_data_made_in_python_needs_the_data(corpora, tmp_path):
         open_run(run)
     view = open_run(run, data=corpora / "cubes")
     assert view.step_rows(2) == range(16, 24)
+    np.save(tmp_path / "ids.npy", tokens[:])  # which does not say its tokenizer
+    texts = [
+        tokenmill.explain(tmp_path / "ids.npy", run=run, row=1, **given).rows[0].documents[-1].text
+        for given in ({}, {"tokenizer": "bytes"})
+    ]
+    assert texts[0] is None
+    assert set(texts[1]) & set("line of cubes:")
     mixture = tokenmill.Mixture(
         {"a": (tokens, 1.0), "b": (Tokens.of(tokens[:]), 0.5)}, changes={9: {"b": 2.0}}, block=10
     )
@@ -325,6 +332,26 @@ def test_a_run_with_a_damaged_record_resumes_and_says_what_is_lost(corpora, tmp_
         view.place(39)
 
 
+def test_data_that_cannot_be_described_does_not_stop_a_run(corpora, tmp_path):
+    tokens = tokenmill.open(corpora / "cubes")["train"]
+    mixture = tokenmill.Mixture({"n" * 70_000: (tokens, 1.0)})
+    identity = tokenmill.Loader(mixture, batch_size=1, seq_len=8).rows.identity
+    phase = RunPhase(step=0, row=0, batch_rows=1, world_size=1)
+    (tmp_path / "data.json").write_text("of a run before")
+    said = write_run_data(tmp_path, None, identity, phase)
+    assert said.startswith("data.json is not written, because it cannot describe the data")
+    assert not (tmp_path / "data.json").exists()
+
+
+def test_paths_that_are_not_utf_8_have_to_be_named_again(corpora, tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    shutil.copytree(corpora / "cubes", folder)
+    run = train_once(tmp_path, folder)
+    with pytest.raises(UsageError, match="does not say where its data is"):
+        open_run(run)
+    assert open_run(run, data=folder).step_rows(1) == range(8, 16)
+
+
 def test_phases_after_the_resumed_step_are_dropped(corpora, tmp_path):
     run = train_once(tmp_path, corpora / "cubes", max_steps=5)
     train_once(tmp_path, corpora / "cubes", max_steps=10, batch_tokens=512)
@@ -338,7 +365,6 @@ def test_phases_after_the_resumed_step_are_dropped(corpora, tmp_path):
     ]
     train_once(tmp_path, corpora / "cubes", max_steps=7, batch_tokens=128)
     assert len(read_run_data(run).phases) == 2
-    assert isinstance(read_run_data(run), RunRecord)
 
 
 def test_secrets_in_addresses_are_not_stored(tmp_path):

@@ -102,7 +102,7 @@ any_keys = st.lists(st.one_of(few, near, st.integers(0, 2**128 - 1)), max_size=4
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(train=any_keys, val=any_keys, other=st.integers(0, 2**128 - 1))
 def test_every_key_and_prefix_gives_the_documents_that_have_it(
@@ -190,9 +190,9 @@ def test_a_flipped_bit_anywhere_in_the_index_never_gives_a_wrong_answer(indexed)
     data, splits = indexed
     path = index_file(data)
     sound = path.read_bytes()
-    for place in range(0, len(sound), 37):
+    for place in range(0, len(sound), 131):
         path.write_bytes(sound[:place] + bytes([sound[place] ^ 0x10]) + sound[place + 1 :])
-        check(data, splits, place % 7, 13)
+        check(data, splits, place % 23, 23)
     check(data, splits)
     assert path.read_bytes() == sound
 

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "preparation"))
 
@@ -229,6 +231,41 @@ def test_all_documents_of_the_tables_have_a_record(corpus):
     assert in_tables == set(kept(records))
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    text=st.text("ab \n", max_size=30).filter(lambda text: text.strip("\n")).map(str.encode),
+    compressed=st.booleans(),
+    part=st.sampled_from([5, 1000]),
+    is_large=st.booleans(),
+)
+def test_every_byte_of_any_text_belongs_to_its_line(
+    tmp_path_factory, text, compressed, part, is_large
+):
+    folder = tmp_path_factory.mktemp("any")
+    file = folder / ("a.txt.gz" if compressed else "a.txt")
+    file.write_bytes(gzip.compress(text) if compressed else text)
+    options = {"documents": "line", "normalize": False, "val_fraction": 0.5}
+    make(file, folder / "data", limits=small(part=part, block=10), **options)
+    lines = text.split(b"\n")[: -1 if text.endswith(b"\n") else None]
+    starts = [sum(len(line) + 1 for line in lines[:number]) for number in range(len(lines))]
+    with pytest.MonkeyPatch.context() as patch:
+        if is_large:
+            patch.setattr(keys, "SCANNED", -1)
+            patch.setattr(source_places, "SCANNED", -1)
+        for byte in range(len(text)):
+            number = bisect.bisect_right(starts, byte) - 1
+            line, first = lines[number], starts[lines.index(lines[number])]
+            found = where(folder / "data", f"{file.name}:byte={byte}")
+            if line and first == starts[number]:
+                assert found.documents[0].document.offset == first
+                continue
+            (absence,) = found.absences
+            assert absence.start == starts[number]
+            assert absence.reason == ("duplicate" if line else "empty")
+            twins = [twin.document.offset for twin in absence.twins]
+            assert twins == ([first] if line else [])
+
+
 @pytest.fixture
 def lines(tmp_path):
     """A dataset of lines, one of which repeats."""
@@ -305,6 +342,12 @@ def test_records_without_unique_lines_are_explained(tmp_path):
     )
     assert where(tmp_path / "data", "a.jsonl:2").absences[0].reason == "only repeated lines"
     assert where(tmp_path / "data", "a.jsonl:3").documents[0].document.number == 1
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps({"text": one}) + "\n" for one in ("second", line)))
+    assert where(tmp_path / "data", f"{other}:1").documents[0].document.number == 1
+    (absence,) = where(tmp_path / "data", f"{other}:2").absences
+    assert absence.reason == "unknown"
+    assert "no document of the dataset has its text" in absence.detail
 
 
 def test_invalid_utf8_that_is_dropped_is_explained(tmp_path):
@@ -410,6 +453,31 @@ def test_a_word_of_hexadecimal_digits_is_searched_as_text(tmp_path):
     found = where(tmp_path / "data", "facade")
     assert (found.kind, found.documents[0].found) == ("text", 2)
     assert not where(tmp_path / "data", "facade", kind="key").documents
+
+
+def test_a_text_with_a_dot_is_searched_unless_it_ends_like_a_source(tmp_path):
+    (tmp_path / "a.txt").write_text("see www.example.com for readme.txt")
+    tokenmill.prepare(tmp_path / "a.txt", tmp_path / "data", tokenizer="bytes", val_fraction=0)
+    assert where(tmp_path / "data", "www.example.com").documents[0].found == 4
+    with pytest.raises(UsageError, match="kind='text'"):
+        where(tmp_path / "data", "readme.txt")
+    assert where(tmp_path / "data", "readme.txt", kind="text").documents[0].found == 24
+
+
+def test_equal_documents_are_all_found_by_their_key(tmp_path):
+    (tmp_path / "a.txt").write_text("same\n" * 30)
+    tokenmill.prepare(
+        tmp_path / "a.txt",
+        tmp_path / "data",
+        tokenizer="bytes",
+        documents="line",
+        dedup="none",
+        val_fraction=0,
+    )
+    found = where(tmp_path / "data", key_of("same"), limit=7)
+    assert [one.document.number for one in found.documents] == list(range(7))
+    assert not found.is_all
+    assert where(tmp_path / "data", key_of("same"), limit=30).is_all
 
 
 def test_mixtures_are_searched_in_all_their_datasets(tmp_path):

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from tokenmill.cli.console import Display, show, show_next, show_table, typed, typed_options
 from tokenmill.cli.peek import describe_source
 from tokenmill.cli.reading import FROM_RUN, Reading
+from tokenmill.dataset.named import parse_named
 from tokenmill.errors import UsageError
 from tokenmill.inspect.where import where as find
 from tokenmill.inspect.whereabouts import (
@@ -24,6 +25,7 @@ from tokenmill.inspect.whereabouts import (
     Visits,
     Whereabouts,
 )
+from tokenmill.storage.object_path import as_path
 from tokenmill.store.documents import Document
 from tokenmill.wording import count, counted, one_line
 
@@ -91,7 +93,8 @@ def where(
         show(f"{what_kind.get(found.kind, 'Nothing was found')}: {one_line(found.what)}")
     if not found.is_all:
         show(f"\n… and more: there are more than --limit {limit}.")
-    _show_next(found, data, typed_options(reading.opening), run)
+    shown = [str(one._replace(path=str(as_path(one.path)))) for one in parse_named(data)]
+    _show_next(found, shown, typed_options(reading.opening), run)
     return 0 if is_found else 1
 
 

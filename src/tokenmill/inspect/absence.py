@@ -73,13 +73,18 @@ def explain(
     source: str,
     record: SourceRecord,
     watcher: Watcher,
+    *,
+    is_source: bool = True,
 ) -> Reason:
-    """Return why a record of a source is not a document of the dataset."""
+    """Return why a record of a file is not a document of the dataset.
+
+    `is_source` says whether the dataset was made from this file.
+    """
     if record.fault is not None or record.key is None:
         return Reason(reason=record.fault or UNKNOWN, detail=record.detail)
     if find_excluded(dataset, record.key) or _is_listed(dataset, source, record.start):
         return Reason(reason=EXCLUDED, detail=LISTED)
-    if settings.dedup == "lines":
+    if is_source and settings.dedup == "lines":
         detail = "all its lines that are long enough are earlier in the input"
         return Reason(reason="only repeated lines", detail=detail)
     twins = tuple(find_key(dataset, record.key, most=_TWINS, watcher=watcher))
@@ -87,6 +92,11 @@ def explain(
         return Reason(reason="duplicate", detail="its text is in the dataset already", twins=twins)
     if settings.eot == "none" and _has_no_tokens(dataset, record):
         return Reason(reason="no tokens", detail="the tokenizer removes all of its text")
+    if not is_source:
+        detail = "no document of the dataset has its text"
+        if settings.dedup == "lines":
+            detail += "; but documents are stored there without their repeated lines"
+        return Reason(reason=UNKNOWN, detail=detail, twins=twins)
     detail = (
         "nothing explains why it is absent: perhaps the file changed after the dataset was made, or "
         "the dataset was changed"

@@ -49,8 +49,8 @@ class FileFinder:
     def __init__(
         self, datasets: Mapping[str, Dataset], describer: Describer, limit: int, watcher: Watcher
     ) -> None:
-        self._datasets, self._describer = datasets, describer
-        self._limit, self._watcher = limit, watcher
+        self._datasets = datasets
+        self.describer, self.limit, self.watcher = describer, limit, watcher
 
     def find_source(self, what: str) -> Whereabouts | None:
         """Find a source, or a place in it. Returns None if no source has that name."""
@@ -90,15 +90,13 @@ class FileFinder:
                 continue
             number = self._find_number(source, known, place)
             start = find_start(source, settings, number) if source.unit == "byte" else 0
-            record = self._read(source, settings, number, start or 0)
-            absence = self.explain(name, dataset, settings, known, number, record)
+            record = self.read(source, settings, number, start or 0)
+            absence = self.explain(name, dataset, settings, known, number, record, is_source=False)
             note = (
                 f"{one_line(source.path)} is not a source of {dataset.path}. The text of its record was "
                 "compared with all documents."
             )
             one = Whereabouts(what=what, kind="file", notes=(note,))
-            if absence.reason == UNKNOWN and not absence.twins:
-                absence = replace(absence, detail="no document of the dataset has its text")
             if absence.twins:
                 found.append(replace(one, documents=absence.twins))
             else:
@@ -110,12 +108,13 @@ class FileFinder:
         unit = choose_unit(known, place)
         if place.number is None:
             return 0
-        return find_line(source, place.number, self._watcher) if unit == "line" else place.number
+        return find_line(source, place.number, self.watcher) if unit == "line" else place.number
 
-    def _read(
+    def read(
         self, source: SourceFile, settings: PrepareSettings, place: int, start: int
     ) -> SourceRecord | None:
-        return read_record(source, settings, place, start=start, watcher=self._watcher)
+        """Return the record at a place of a source; None if there is none."""
+        return read_record(source, settings, place, start=start, watcher=self.watcher)
 
     def explain(
         self,
@@ -125,8 +124,10 @@ class FileFinder:
         source: Source,
         place: int,
         record: SourceRecord | None,
+        *,
+        is_source: bool = True,
     ) -> Absence:
-        """Return why a record of a source is not in a dataset."""
+        """Return why a record of a file is not in a dataset."""
         absence = Absence(
             name=name,
             path=str(dataset.path),
@@ -140,7 +141,7 @@ class FileFinder:
         )
         if record is None:
             return absence
-        why = explain(dataset, settings, source.path, record, self._watcher)
+        why = explain(dataset, settings, source.path, record, self.watcher, is_source=is_source)
         return replace(
             absence,
             reason=why.reason,
@@ -148,7 +149,7 @@ class FileFinder:
             start=record.start,
             key=record.key,
             text=record.text[:400].decode("utf-8", "replace"),
-            twins=tuple(self._describer.describe(name, dataset, twin) for twin in why.twins),
+            twins=tuple(self.describer.describe(name, dataset, twin) for twin in why.twins),
         )
 
 
@@ -170,7 +171,7 @@ class _OneSource:
         """Count the documents of the file, and describe the only one if there is only one."""
         counts = self._documents.counts
         total = sum(counts.values())
-        first = tuple(islice(self._documents, self._finder._limit))
+        first = tuple(islice(self._documents, self._finder.limit))
         file = FileContents(
             name=self._name,
             path=str(self._dataset.path),
@@ -183,7 +184,7 @@ class _OneSource:
         if not total and self._fault is None and self._settings is not None:
             opened = self._open()
             if opened is not None and opened.size:
-                record = self._finder._read(opened, self._settings, 0, 0)
+                record = self._finder.read(opened, self._settings, 0, 0)
                 if record is not None:
                     answer = replace(answer, absences=(self._explain(0, record),))
         return replace(answer, files=(file,), notes=tuple(self._notes))
@@ -197,7 +198,7 @@ class _OneSource:
         if unit == "line":
             if opened is None:
                 return self._find_rejected(line=number)
-            place = find_line(opened, number, self._finder._watcher)
+            place = find_line(opened, number, self._finder.watcher)
         else:
             place = number
         before = self._documents.find_before(place)
@@ -218,9 +219,9 @@ class _OneSource:
         begin = start
         if begin is None:
             begin = (before.offset or 0) if is_plain and before is not None else 0
-        record = self._finder._read(opened, self._settings, place, begin)
+        record = self._finder.read(opened, self._settings, place, begin)
         if record is None and start is None and begin:
-            record = self._finder._read(opened, self._settings, place, 0)
+            record = self._finder.read(opened, self._settings, place, 0)
         if before is not None and record is not None and record.start == before.offset:
             is_same = self._settings.dedup == "lines" or record.key == before.key
             if is_same or not self._notes:
@@ -290,7 +291,7 @@ class _OneSource:
         return replace(self._answer(()), absences=(absence,))
 
     def _answer(self, documents: Sequence[Document]) -> Whereabouts:
-        describe = self._finder._describer.describe
+        describe = self._finder.describer.describe
         return Whereabouts(
             what=self._place.name,
             kind="file",

@@ -16,6 +16,8 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
+from pathlib import PurePath
 from typing import Any, Literal, cast
 
 import tokenmill.dataset.opening
@@ -40,7 +42,7 @@ from tokenmill.wording import one_line
 Kind = Literal["file", "key", "text", "token", "document"]
 
 _NUMBERED = re.compile(r"(token|document)[=: ]([0-9][0-9,]{0,24})")
-_ENDING = re.compile(r"\S*\.[A-Za-z0-9]{1,8}")
+_COMPARED = 100  # sources whose names show what their names end with
 
 
 def where(
@@ -174,7 +176,7 @@ class Finder:
                 return found
         if kind in (None, "file") and (found := self._files.find_other_file(what)):
             return found
-        if kind == "file" or (kind is None and self._prepared and _ENDING.fullmatch(what)):
+        if kind == "file" or (kind is None and self._looks_like_source(parse_place(what).name)):
             raise self._no_source(parse_place(what).name)
         return self._find_text(what)
 
@@ -225,7 +227,8 @@ class Finder:
         if len(keys) > 1:
             shown = ", ".join(sorted(keys)[:3])
             raise UsageError(
-                f"{key!r} is the beginning of several keys, such as {shown}. Give more digits."
+                f"{key!r} is the beginning of several keys, such as {shown}. Give more digits. To search "
+                "for it as text, add `kind='text'`."
             )
         answer = Whereabouts(what=key, kind="key", documents=tuple(documents), is_all=is_all)
         return answer if documents else replace(answer, absences=self._find_excluded(key))
@@ -273,6 +276,18 @@ class Finder:
                 shown = one_line(match.before[-40:] + match.found[:80] + match.after[:40])
                 documents.append(replace(place, found=match.token, text=shown))
         return Whereabouts(what=text, kind="text", documents=tuple(documents), is_all=is_all)
+
+    def _looks_like_source(self, name: str) -> bool:
+        """Return whether a name has no spaces, and ends like the names of sources."""
+        if name.split() != [name]:
+            return False
+        suffix = PurePath(name).suffix
+        return bool(suffix) and any(
+            suffix == PurePath(source.path).suffix
+            for dataset in self._prepared.values()
+            if dataset.manifest is not None
+            for source in islice(dataset.manifest.sources, _COMPARED)
+        )
 
     def _no_source(self, name: str) -> UsageError:
         path = ", ".join(str(dataset.path) for dataset in self._prepared.values())

@@ -207,10 +207,7 @@ def search_documents(
 
     With `candidates`, only documents with one of these tokens, which are in order, are searched.
     """
-    if candidates is None:
-        ranges = list_documents(tokens)
-    else:
-        ranges = _find_documents(tokens, candidates)
+    ranges = list_documents(tokens) if candidates is None else _find_documents(tokens, candidates)
     for start, stop in ranges:
         yield from _search_document(tokens, start, stop, finder, reader, window, overlap)
         if candidates is None:  # otherwise, the scan that finds them reports its progress
@@ -257,7 +254,9 @@ def _search_document(
         low, high = max(place - overlap, start), min(place + window + overlap, stop)
         text = reader.read(tokens.read(low, high))
         # Only matches that begin before this character belong to this window.
-        limit = len(text.text) if high == stop else text.find_character(place + window - low)
+        limit = (
+            len(text.text) if place + window >= stop else text.find_character(place + window - low)
+        )
         first = text.find_character(max(searched, place) - low)
         for begin, end in finder.find(text.text, first):
             if begin >= limit:

@@ -20,7 +20,7 @@ from tokenmill.inspect.search.vocabulary import AnyIds, Integers
 from tokenmill.progress import Watcher
 from tokenmill.store.tokens import Tokens
 
-FIRST_CHUNK, CHUNK, REMOTE_CHUNK = 1 << 17, 1 << 20, 1 << 22  # tokens
+FIRST_CHUNK, CHUNK, REMOTE_CHUNK = 1 << 17, 1 << 21, 1 << 22  # tokens
 THREADS = min(4, os.cpu_count() or 1)
 MARGIN = 64  # tokens before and after a chunk, to show what is around a hit
 
@@ -41,20 +41,24 @@ def scan(
     *,
     ranges: Iterable[tuple[int, int]] | None = None,
     chunk: int | None = None,
+    with_ids: bool = True,
 ) -> Iterator[Found]:
     """Yield everything that begins in the given ranges of tokens, in order; by default, in all.
 
     The ranges must be in order, and not overlap. Occurrences that cross into another document are
-    left out.
+    left out. Without `with_ids`, `Found.ids` is empty.
     """
     chunk = chunk or (REMOTE_CHUNK if tokens.is_remote else CHUNK)
 
     def search(low: int, high: int) -> Found:
         start = max(low - MARGIN, 0)
-        ids = tokens.read(start, min(high + pattern.width + MARGIN, len(tokens)))
-        # Searched without the margin before it: hits may not begin there.
-        hits = pattern.find(ids[low - start :], high - low).moved(low)
-        return Found(hits=keep_within_documents(tokens, hits, ids, start), ids=ids, start=start)
+        with tokens.viewing(start, min(high + pattern.width + MARGIN, len(tokens))) as ids:
+            # Searched without the margin before it: hits may not begin there.
+            hits = pattern.find(ids[low - start :], high - low)
+            if not len(hits):
+                return Found(hits=hits, ids=ids[:0], start=start)
+            hits = keep_within_documents(tokens, hits.moved(low), ids, start)
+            return Found(hits=hits, ids=ids.copy() if with_ids else ids[:0], start=start)
 
     pending: deque[tuple[int, Future[Found]]] = deque()
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="search")

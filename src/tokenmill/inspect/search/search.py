@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -71,12 +73,12 @@ def search(
     format: str | None = None,
     column: str | None = None,
     eot_id: int | None = None,
-) -> Iterator[Match]:
+) -> Generator[Match]:
     """Yield every occurrence of `text` in a dataset, in order, as they are found.
 
-    >>> import tempfile
+    >>> import pathlib, tempfile
     >>> import tokenmill
-    >>> folder = Path(tempfile.mkdtemp())
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> _ = (folder / "a.txt").write_text("To be, or not to be.")
     >>> _ = tokenmill.prepare(folder / "a.txt", folder / "data", val_fraction=0)
     >>> for match in search(folder / "data", "be", limit=1):
@@ -113,7 +115,7 @@ def search(
         raise UsageError(f"`limit` is {limit}; it must be 1 or more.")
     splits = _choose_splits(dataset, split)
 
-    def run() -> Iterator[Match]:
+    def run() -> Generator[Match]:
         with watching(watcher, progress) as watching_now:
             found = query.search(splits, watching_now, use_index=use_index)
             try:
@@ -165,12 +167,12 @@ def index(
     `search`.
     """
     dataset = _open(data, tokenizer, dtype=dtype, format=format, column=column)
-    if dataset.tokenizer.spellings() is None:
+    vocabulary = read_vocabulary(dataset.tokenizer)
+    if vocabulary is None:
         raise TokenizerError(
             f"the tokenizer {dataset.tokenizer.name!r} does not give the bytes of each id, which an "
             "index needs. Implement its method `spellings`."
         )
-    vocabulary = Vocabulary(dataset.tokenizer.spellings() or ())
     with watching(watcher, progress) as watching_now:
         return build(dataset, vocabulary, watching_now)
 
@@ -185,6 +187,19 @@ def _open(data: AnyPaths | Dataset, tokenizer: str | Tokenizer | None, **opening
             "Pass them to `tokenmill.open`."
         )
     return data
+
+
+def read_vocabulary(tokenizer: Tokenizer) -> Vocabulary | None:
+    """Return the bytes of a tokenizer's ids; None if it does not give them."""
+    if type(tokenizer).__hash__ is None:
+        return _read_vocabulary.__wrapped__(tokenizer)
+    return _read_vocabulary(tokenizer)
+
+
+@lru_cache(maxsize=2)
+def _read_vocabulary(tokenizer: Tokenizer) -> Vocabulary | None:
+    spellings = tokenizer.spellings()
+    return None if spellings is None else Vocabulary(spellings)
 
 
 def _choose_splits(dataset: Dataset, split: str | None) -> list[Tokens]:
@@ -216,8 +231,7 @@ def _ask(
             f"the text to find has {len(data):,} bytes; it must have from 1 to {LONGEST:,}."
         )
     tokenizer = dataset.tokenizer
-    spellings = tokenizer.spellings()
-    vocabulary = None if spellings is None else Vocabulary(spellings)
+    vocabulary = read_vocabulary(tokenizer)
     reader = Reader(vocabulary=vocabulary, tokenizer=tokenizer)
     is_plain = not regex and (text.isascii() or not ignore_case)
     if is_plain and vocabulary is not None:
@@ -251,12 +265,8 @@ def _ask_for_ids(dataset: Dataset, tokens: Sequence[int]) -> _Query:
     if wrong is not None:
         raise UsageError(f"{wrong} is not an id of these tokens. Ids are 0 to {most - 1:,}.")
     vocabulary = None
-    try:
-        spellings = dataset.tokenizer.spellings()
-    except TokenizerError:  # the ids themselves are shown
-        spellings = None
-    if spellings is not None:
-        vocabulary = Vocabulary(spellings)
+    with suppress(TokenizerError):  # without a tokenizer, the ids themselves are shown
+        vocabulary = read_vocabulary(dataset.tokenizer)
     return _Query(dataset, vocabulary, pattern=IdPattern(vocabulary, ids))
 
 
@@ -299,7 +309,7 @@ class _Query:
                 results: Iterator[Any] = self._search_documents(tokens, ranges, watcher)
                 counts[tokens.split] = sum(1 for _ in results)
             else:
-                found = self._scan(tokens, ranges, watcher)
+                found = self._scan(tokens, ranges, watcher, with_ids=False)
                 counts[tokens.split] = sum(len(one.hits) for one in found)
         return counts
 
@@ -340,10 +350,15 @@ class _Query:
         return None
 
     def _scan(
-        self, tokens: Tokens, ranges: Iterator[tuple[int, int]] | None, watcher: Watcher
+        self,
+        tokens: Tokens,
+        ranges: Iterator[tuple[int, int]] | None,
+        watcher: Watcher,
+        *,
+        with_ids: bool = True,
     ) -> Iterator[Found]:
         assert self.pattern is not None
-        return scan(tokens, self.pattern, watcher, ranges=ranges)
+        return scan(tokens, self.pattern, watcher, ranges=ranges, with_ids=with_ids)
 
     def _search_documents(
         self, tokens: Tokens, ranges: Iterator[tuple[int, int]] | None, watcher: Watcher
@@ -352,6 +367,6 @@ class _Query:
         assert self.reader is not None
         candidates = None
         if self.pattern is not None:
-            found = self._scan(tokens, ranges, watcher)
+            found = self._scan(tokens, ranges, watcher, with_ids=False)
             candidates = (token for one in found for token in one.hits.first.tolist())
         return search_documents(tokens, self.finder, self.reader, watcher, candidates=candidates)
