@@ -1,12 +1,13 @@
 #!/bin/sh
 # Train a small model on the source code of Python's standard library: make a vocabulary and a
-# dataset, train, kill the training, resume it, and generate text.
+# dataset, train, kill the training, resume it, find the bad document that was planted in the text by
+# its losses, and generate text.
 set -eu
 mkdir -p demo
 rm -rf demo/runs
 if [ ! -d demo/text ]; then
     python - <<'PYTHON'
-import shutil, sysconfig
+import random, shutil, sysconfig
 from pathlib import Path
 
 library = Path(sysconfig.get_paths()["stdlib"])
@@ -15,6 +16,10 @@ for path in sorted(library.rglob("*.py")):
         target = Path("demo/text") / path.relative_to(library)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
+# A bad document, which tokenmill spikes must find: random characters, pasted four times.
+characters = random.Random(1)
+noise = "".join(chr(characters.randrange(0x4E00, 0x9FFF)) for _ in range(1000))
+Path("demo/text/pasted_noise.py").write_text(noise * 4, encoding="utf-8")
 PYTHON
 fi
 show() { printf '\n$ %s\n' "$*"; "$@"; }
@@ -36,6 +41,8 @@ wait "$training" 2>/dev/null || true
 trap - INT TERM
 printf '\nKilled the training with SIGKILL. The same command resumes it:\n'
 show "$@"
+printf '\nThe text has a bad document, pasted_noise.py. Its losses name it:\n'
+show tokenmill spikes demo/runs/tiny --limit 2
 printf "\n$ tokenmill sample tiny --runs demo/runs --prompt 'class Reader:' --temperature 0.5\n"
 tokenmill sample tiny --runs demo/runs --prompt 'class Reader:' --temperature 0.5
 printf '\nResults:\n'

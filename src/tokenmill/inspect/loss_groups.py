@@ -2,7 +2,7 @@
 
 A row's loss counts for each of its documents, by the number of its targets that they have. The rows
 of the sample are drawn by a keyed permutation, so they are the same whenever it is made. Costs:
-about 0.2 ms per row, so at most `SAMPLE` rows, whatever the length of the run.
+about 0.2 ms per row, so at most `SAMPLE` rows are read, whatever the length of the run.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import numpy.typing as npt
 
 from tokenmill.inspect.loss_levels import Floats
 from tokenmill.inspect.loss_scan import RowCurve
-from tokenmill.inspect.row_documents import Integers, Parts, find_parts
+from tokenmill.inspect.row_documents import Integers, Parts, find_parts, is_remote
 from tokenmill.inspect.run_view import RunView
 from tokenmill.inspect.suspects import Judge
 from tokenmill.order.permutation import derive_keys, make_key, permute
 from tokenmill.progress import Watcher
 
 SAMPLE = 10_000  # rows
+REMOTE_SAMPLE = 200  # rows of data in an object store, where each may need a request
 MOST_SOURCES = 10
 _PIECE = 500  # rows
 
@@ -70,7 +71,7 @@ def choose_rows(rows: int, most: int) -> Integers:
 def group_losses(view: RunView, curve: RowCurve, judge: Judge, watcher: Watcher) -> LossGroups:
     """Return the losses of a sample of rows by source and by length of the documents."""
     assert curve.rows is not None
-    chosen = choose_rows(curve.rows, SAMPLE)
+    chosen = choose_rows(curve.rows, REMOTE_SAMPLE if is_remote(view) else SAMPLE)
     losses = curve.read_rows(chosen).astype(np.float64)
     excess, _ = judge.judge(chosen)
     known = ~np.isnan(excess)
@@ -106,7 +107,7 @@ def _name_sources(view: RunView, parts: Parts) -> list[str]:
         documents = view.rows.tokens[source].documents
         file = None if documents is None else documents.at(start).source
         named = (view.rows.names[source], "" if file is None else file.path)
-        names.append(": ".join(part for part in named if part))
+        names.append(": ".join(part for part in named if part) or "unknown file")
     return names
 
 

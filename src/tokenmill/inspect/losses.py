@@ -35,7 +35,7 @@ Per = Literal["row", "step"]
 MOST_LINES = 1 << 24
 _LONGEST_LINE = 1 << 16  # bytes
 _PIECE = 1 << 20  # bytes to read at once
-_LARGEST = 1 << 56  # number of a step or a row
+_LARGEST = 1 << 40  # step, row, or number of values
 _SAVE = "np.save(path, np.asarray(losses, np.float32))"
 
 

@@ -49,6 +49,11 @@ def has_documents(view: RunView) -> bool:
     )
 
 
+def is_remote(view: RunView) -> bool:
+    """Return whether some of the data is in an object store, where each lookup may be a request."""
+    return any(tokens.is_remote for tokens in view.rows.tokens)
+
+
 def find_parts(view: RunView, rows: Integers) -> Parts:
     """Return the documents of rows, by row and place."""
     columns: list[tuple[int, int, int, int, int]] = []

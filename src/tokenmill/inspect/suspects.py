@@ -30,6 +30,7 @@ from tokenmill.inspect.row_documents import (
     find_epochs,
     find_parts,
     has_documents,
+    is_remote,
 )
 from tokenmill.inspect.run_view import RunView
 from tokenmill.progress import Watcher
@@ -39,6 +40,7 @@ MOST_SUSPECTS = 64
 TEXT_LENGTH = 80  # characters
 _MOST_READ = 8192  # rows of one document
 _MOST_COMPUTED = 1 << 25  # rows to search for those of a document; else only those that stand out
+_MOST_REMOTE = 64  # rows to look up in an object store
 _LISTED = 16  # rows of a suspect
 _BEGINNING = 64  # tokens that are compared
 _SAME = 16  # tokens at the beginning of documents that count as one, in steps
@@ -157,6 +159,9 @@ def find_suspects(
     rows = np.unique(rows)
     excess, is_high = judge.judge(rows)
     rows, excess = rows[is_high], excess[is_high]
+    if is_remote(view):
+        worst = np.sort(np.argsort(-excess, kind="stable")[:_MOST_REMOTE])
+        rows, excess = rows[worst], excess[worst]
     parts = find_parts(view, rows)
     candidates = _choose(view, judge, parts, rows, excess)
     watcher.begin("examining documents", 0)
