@@ -60,7 +60,7 @@ def test_datasets_tokens_and_documents_show_their_size(tmp_path: Path) -> None:
     data = tokenmill.open(tmp_path / "<b>a")
     cells = read(data)
     assert f"Dataset {tmp_path / '<b>a'}" in cells
-    assert ["train", "68", "5", "7"] == cells[cells.index("train") :][:4]
+    assert cells[cells.index("train") :][:4] == ["train", "68", "5", "7"]
     assert "bytes" in cells
     assert {"68", "uint16", "5 documents", "256 after each document"} <= {*read(data["train"])}
     assert "5 documents" in read(data["train"].documents)
@@ -118,7 +118,7 @@ def test_reports_show_their_results(tmp_path: Path) -> None:
         tmp_path / "a.txt", tmp_path / "<i>d", tokenizer="bytes", val_fraction=0
     )
     cells = read(report)
-    assert ["train", "21", "1", "1"] == cells[cells.index("train") :][:4]
+    assert cells[cells.index("train") :][:4] == ["train", "21", "1", "1"]
     run = RunReport(
         path=Path("<i>run"),
         step=1200,
@@ -127,7 +127,7 @@ def test_reports_show_their_results(tmp_path: Path) -> None:
         bits_per_byte=None,
         was_stopped=True,
     )
-    assert ["step", "1,200", "loss", "1.5000", "stopped"] == read(run)[1:]
+    assert read(run)[1:] == ["step", "1,200", "loss", "1.5000", "stopped"]
     for other in (
         tokenmill.stats(tmp_path / "<i>d"),
         tokenmill.diff(tmp_path / "<i>d", tmp_path / "<i>d"),
