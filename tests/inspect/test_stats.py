@@ -22,6 +22,13 @@ from tokenmill.inspect.stats import read_stats, stats
 WORDS = ["hello", "world", "многие", "слова", "中文字", "テスト", "مرحبا", "x = 1", "été", "🙂"]
 
 
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep results about data in other formats in a folder of the test."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("texts")
@@ -324,7 +331,7 @@ def test_a_budget_means_epochs_of_each_source(tmp_path: Path) -> None:
 def test_wrong_settings_are_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
     build(tmp_path / "d")
     with pytest.raises(
-        (UsageError, DatasetError), match="nonsense" if "split" in wrong else [*wrong][0]
+        (UsageError, DatasetError), match="nonsense" if "split" in wrong else next(iter(wrong))
     ):
         stats(tmp_path / "d", **wrong)
 
