@@ -28,6 +28,7 @@ _WHERE = {
     "explain": "tokenmill.inspect.explain",
     "export": "tokenmill.convert.export",
     "import_dataset": "tokenmill.convert.import_dataset",
+    "index": "tokenmill.inspect.search.search",
     "load_tokenizer": "tokenmill.tokenizers",
     "open": "tokenmill.dataset.opening",
     "prepare": "tokenmill.preparation.prepare",
@@ -36,9 +37,11 @@ _WHERE = {
     "reshard": "tokenmill.convert.reshard",
     "sample": "tokenmill.training.sample",
     "stats": "tokenmill.inspect.stats",
+    "search": "tokenmill.inspect.search.search",
     "train": "tokenmill.training.run",
     "train_tokenizer": "tokenmill.preparation.train_tokenizer",
     "verify": "tokenmill.dataset.verify",
+    "where": "tokenmill.inspect.where",
 }
 
 __all__ = [
@@ -58,6 +61,7 @@ __all__ = [
     "explain",
     "export",
     "import_dataset",
+    "index",
     "load_tokenizer",
     "open",
     "prepare",
@@ -66,9 +70,11 @@ __all__ = [
     "reshard",
     "sample",
     "stats",
+    "search",
     "train",
     "train_tokenizer",
     "verify",
+    "where",
 ]
 
 if TYPE_CHECKING:
@@ -83,6 +89,8 @@ if TYPE_CHECKING:
     from tokenmill.inspect.diff import diff
     from tokenmill.inspect.explain import explain
     from tokenmill.inspect.stats import stats
+    from tokenmill.inspect.search.search import index, search
+    from tokenmill.inspect.where import where
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader
     from tokenmill.load.mixture import Mixture

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import tokenmill
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.inspect import key_index, keys
-from tokenmill.inspect.keys import find_key, open_tables
 from tokenmill.inspect.kept import find_kept
+from tokenmill.inspect.keys import find_key, open_tables
 from tokenmill.storage.files import write_file
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
 from tokenmill.store.tables import Shard, ShardTable
@@ -69,12 +69,12 @@ def make_dataset(folder: Path, splits: dict[str, list[list[int]]], per_shard: in
 def expected(splits: dict[str, list[int]], start: str) -> list[tuple[str, str, int]]:
     """All documents whose keys begin with some digits, by brute force."""
     found = [
-        (f"{key:032x}", position, split, number)
+        (f"{key:032x}"[:16], position, number, f"{key:032x}", split)
         for position, (split, numbers) in enumerate(splits.items())
         for number, key in enumerate(numbers)
         if f"{key:032x}".startswith(start)
     ]
-    return [(key, split, number) for key, _, split, number in sorted(found)]
+    return [(key, split, number) for _, _, number, key, split in sorted(found)]
 
 
 def found(dataset: tokenmill.Dataset, key: str, **more) -> list[tuple[str, str, int]]:
@@ -102,7 +102,7 @@ any_keys = st.lists(st.one_of(few, near, st.integers(0, 2**128 - 1)), max_size=4
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(train=any_keys, val=any_keys, other=st.integers(0, 2**128 - 1))
 def test_every_key_and_prefix_gives_the_documents_that_have_it(
@@ -159,7 +159,7 @@ def test_what_is_no_key_is_refused(tmp_path):
 
 def test_documents_in_other_formats_have_no_keys(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(100, dtype=np.uint16))
-    with pytest.raises(DatasetError, match="neither keys nor sources.*tokenmill import"):
+    with pytest.raises(DatasetError, match=r"neither keys nor sources.*tokenmill import"):
         find_key(tokenmill.open(tmp_path / "x.npy"), "0" * 32)
 
 
@@ -177,10 +177,11 @@ def indexed(tmp_path, monkeypatch):
     return data, splits
 
 
-def check_all(data: Path, splits: dict[str, list[int]]) -> None:
+def check(data: Path, splits: dict[str, list[int]], first: int = 0, every: int = 1) -> None:
+    """Look up every key, or some of them."""
     dataset = tokenmill.open(data)
     for numbers in splits.values():
-        for key in numbers:
+        for key in numbers[first::every]:
             assert found(dataset, f"{key:032x}") == expected(splits, f"{key:032x}")
     assert found(dataset, "f" * 32) == []
 
@@ -189,10 +190,10 @@ def test_a_flipped_bit_anywhere_in_the_index_never_gives_a_wrong_answer(indexed)
     data, splits = indexed
     path = index_file(data)
     sound = path.read_bytes()
-    for place in range(0, len(sound), 37):
+    for place in range(0, len(sound), 131):
         path.write_bytes(sound[:place] + bytes([sound[place] ^ 0x10]) + sound[place + 1 :])
-        check_all(data, {"train": splits["train"][place % 7 :: 13]})
-    check_all(data, splits)
+        check(data, splits, place % 23, 23)
+    check(data, splits)
     assert path.read_bytes() == sound
 
 
@@ -209,7 +210,7 @@ def test_a_short_missing_or_foreign_index_is_made_again(indexed):
         lambda: receipt.write_bytes(b"{}"),
     ):
         damage()
-        check_all(data, {"train": splits["train"][::40]})
+        check(data, splits, every=40)
         assert path.read_bytes() == sound
 
 
@@ -221,7 +222,7 @@ def test_an_index_of_other_documents_is_not_used(indexed, tmp_path):
         target = index_file(other, name)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(index_file(data, name).read_bytes())
-    check_all(other, changed)
+    check(other, changed)
 
 
 def test_an_index_is_made_once_by_processes_that_start_together(tmp_path):
@@ -260,7 +261,7 @@ def test_a_killed_build_leaves_nothing_that_is_used(tmp_path, monkeypatch):
     folder = index_file(data).parent
     assert any(name.endswith(".tmp") for name in os.listdir(folder))
     monkeypatch.setattr(keys, "SCANNED", -1)
-    check_all(data, {"train": splits["train"][::50]})
+    check(data, splits, every=50)
     assert sorted(os.listdir(folder)) == ["index.bin", "index.json", "lock"]
 
 

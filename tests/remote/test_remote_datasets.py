@@ -121,7 +121,16 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize("command", [["info"], ["peek", "--document", "3"], ["verify"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["info"],
+        ["peek", "--document", "3"],
+        ["explain", "--step", "7", "--seq-len", "64", "--batch-size", "4"],
+        ["verify"],
+    ],
+    ids=lambda command: command[0],
+)
 def test_commands_say_the_same_about_a_remote_dataset(
     local: Path, remote: str, command: list[str]
 ) -> None:

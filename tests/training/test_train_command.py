@@ -16,6 +16,7 @@ import tokenmill
 from tokenmill.cli import main
 from tokenmill.training.checkpoints import Checkpoints
 from tokenmill.training.run_folder import read_metrics
+from tokenmill.training.run_reading import read_run_data
 
 torch = pytest.importorskip("torch")
 
@@ -95,6 +96,12 @@ def test_a_run_resumes_with_another_number_of_processes(data: Path, tmp_path: Pa
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("validation loss") == 2
     assert ended.stdout.count("Next:") == 1
+    phases = read_run_data(tmp_path / "taken").phases
+    assert [(one.step, one.row, one.batch_rows, one.world_size) for one in phases] == [
+        (0, 0, 8, 2),
+        (stopped, 8 * stopped, 8, 1),
+        (stopped + 10, 8 * (stopped + 10), 8, 2),
+    ]
     alone = [*map(str, own), "--name", "alone", "--max-steps", str(stopped + 20)]
     assert main(alone) == 0
     assert len(losses(tmp_path / "taken")) == 8 * (stopped + 20)

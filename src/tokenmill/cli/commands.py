@@ -28,6 +28,10 @@ _COMMANDS = {
     "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
     "stats": ("stats:stats", "Show what a dataset consists of: tokens, lengths, scripts."),
     "diff": ("diff:diff", "Compare the documents of two datasets."),
+    "explain": ("explain:explain", "Show the documents of a training step, row or token."),
+    "search": ("search:search", "Show every occurrence of a text in a dataset."),
+    "index": ("index:index", "Index the words of a dataset, for faster searches."),
+    "where": ("where:where", "Show where a document is, and when a run reads it."),
     "verify": ("verify:verify", "Check every byte of a dataset."),
     "cache": ("cache:cache", "Bring a remote dataset into the cache on local disk."),
     "train": ("train:train", "Train a model, or resume training."),
@@ -40,9 +44,11 @@ _COMMANDS = {
 }
 # By default, cyclopts shows an optional positional argument as [ARGS].
 _USAGES = {
+    "where": "Usage: tokenmill where [OPTIONS] [DATA...] WHAT",
     "download": "Usage: tokenmill download [OPTIONS] [REPO]",
     "explain": "Usage: tokenmill explain [OPTIONS] [DATA...]",
     "stats": "Usage: tokenmill stats [OPTIONS] DATA...",
+    "search": "Usage: tokenmill search [OPTIONS] PATH [TEXT]",
     "train": "Usage: tokenmill train [OPTIONS] [DATA...]",
 }
 

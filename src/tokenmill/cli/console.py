@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from rich import box
 from rich.console import Console
@@ -28,6 +29,17 @@ _stderr = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, st
 def show(text: str) -> None:
     """Print text on stdout."""
     _stdout.print(Text(harmless(text)))
+
+
+def show_styled(text: Text, file: TextIO | None = None) -> None:
+    """Print text with colours, if stdout is a terminal. The text must be harmless.
+
+    While a display of progress is shown, pass the `sys.stdout` from before it as `file`.
+    """
+    if file is None or _stdout.is_terminal:
+        _stdout.print(text)
+    else:
+        file.write(f"{text.plain}\n")
 
 
 def warn(text: str) -> None:

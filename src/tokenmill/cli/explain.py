@@ -13,8 +13,16 @@ from cyclopts import Parameter
 from tokenmill.cli.console import show, show_next, typed, typed_options
 from tokenmill.cli.peek import describe_source
 from tokenmill.cli.reading import FROM_RUN, Reading
-from tokenmill.inspect.explain import TEXT_LENGTH, ExplainedRow, ExplainedToken, Explanation
+from tokenmill.inspect.explain import (
+    TEXT_LENGTH,
+    ExplainedRow,
+    ExplainedToken,
+    Explanation,
+    RowDocument,
+)
 from tokenmill.inspect.explain import explain as look_up
+from tokenmill.inspect.run_view import RowSpan
+from tokenmill.storage.object_path import as_path
 from tokenmill.store.documents import Document
 from tokenmill.wording import count, counted, one_line
 
@@ -110,9 +118,14 @@ def _show_row(row: ExplainedRow) -> None:
     )
     width = len(str(span.stop - span.start))
     for part in row.documents:
-        named = "" if part.document is None else f"  {_describe(part.document)}"
+        named = "" if part.document is None else f"  {_describe_part(part.document, span, part)}"
         shown = "" if part.text is None else f"  {part.text!r}"
         show(f"  {part.start:{width}}{one_line(named)}{one_line(shown)}")
+
+
+def _describe_part(document: Document, span: RowSpan, part: RowDocument) -> str:
+    before = span.start + part.start - document.start
+    return _describe(document) + (f", from its token {before}" if before else "")
 
 
 def _describe(document: Document) -> str:
@@ -143,11 +156,11 @@ def _show_token(found: Explanation, token: ExplainedToken) -> None:
 
 
 def _show_next(found: Explanation, reading: Reading) -> None:
-    commands = []
+    commands: list[str] = []
     for row in found.rows:
         for part in row.documents:
             if part.document is not None and not commands:
-                path = typed(Path(found.paths[row.span.source]))
+                path = typed(as_path(found.paths[row.span.source]))
                 split = f" --split {shlex.quote(found.split)}" if found.split != "train" else ""
                 given = typed_options(reading.opening)
                 commands.append(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from cyclopts import Group, Parameter
 
+from tokenmill.cli.opening import Opening
 from tokenmill.order.rows import Kind
 
 _READING = Group("How the rows are read, unless --run says it", sort_key=1)
@@ -14,7 +15,7 @@ _READING = Group("How the rows are read, unless --run says it", sort_key=1)
 
 @Parameter(name="*", group=_READING)
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class Reading(Opening):
     """The settings of a loader, and options to open its data.
 
     Parameters
@@ -40,13 +41,6 @@ class Reading:
         comes from the data.
     eot_id
         Id that separates documents. By default, the id comes from the tokenizer or the data.
-    dtype
-        Type of the ids in input files without a header: uint16, uint32, ...
-    format
-        Format of the input, such as npy, llmc, nanogpt or raw. By default, tokenmill recognises the
-        format.
-    column
-        Name of the column that contains the tokens, for input formats with several columns.
     """
 
     seq_len: int | None = None
@@ -59,9 +53,6 @@ class Reading:
     split: str | None = None
     tokenizer: str | None = None
     eot_id: int | None = None
-    dtype: str | None = None
-    format: str | None = None
-    column: str | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -70,7 +61,7 @@ class Reading:
         >>> Reading(seq_len=1024, tokenizer="gpt2").arguments
         {'seq_len': 1024, 'tokenizer': 'gpt2'}
         """
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return self.options
 
     @property
     def opening(self) -> dict[str, str | None]:
@@ -79,7 +70,7 @@ class Reading:
         >>> Reading(seq_len=1024, tokenizer="gpt2").opening
         {'tokenizer': 'gpt2', 'dtype': None, 'format': None, 'column': None}
         """
-        names = ("tokenizer", "dtype", "format", "column")
+        names = ("tokenizer", *(one.name for one in fields(Opening)))
         return {name: getattr(self, name) for name in names}
 
 

@@ -1,15 +1,18 @@
-"""`tokenmill.reshard`: write a prepared dataset with shards of another size, or compressed.
+"""`tokenmill.reshard`: write a prepared dataset with shards of another size, compressed, or without
+some documents.
 
 The result has the bytes that `prepare` would write with the new settings: the same tokens,
-documents, keys and origins. Batches do not change. The checksums of the source are verified first.
+documents, keys and origins. Batches do not change, unless documents are left out. The checksums of
+the source are verified first.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +20,19 @@ import numpy.typing as npt
 from tokenmill.convert.shard_writer import (
     MARKS,
     RECORD,
+    DocumentRecords,
+    SplitTokens,
     check_checksums,
     read_finished,
     refuse_other_dataset,
     write_manifest,
     write_splits,
 )
+from tokenmill.convert.without import check_change, leave_out
 from tokenmill.dataset.opening import open
 from tokenmill.errors import UsageError
-from tokenmill.preparation.folder import REPORT_NAMES
+from tokenmill.preparation.exclusion import Exclude, choose_lists, read_exclusions
+from tokenmill.preparation.folder import EXCLUDED_NAME, REPORT_NAMES
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import AtomicFile
@@ -38,6 +45,7 @@ from tokenmill.store.frames import Compress, choose_compression, describe_compre
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers.limits import MOST_BYTES
+from tokenmill.wording import counted
 
 _BLOCK = 1 << 16  # records that are read at once: 3 MB
 
@@ -48,13 +56,15 @@ def reshard(
     *,
     tokens_per_shard: int | None = None,
     compress: Compress | None = None,
+    exclude: Exclude = None,
     progress: bool | None = None,
     watcher: Watcher | None = None,
 ) -> Manifest:
     """Write a copy of a prepared dataset with other shards, or resume writing it.
 
     `compress` is "zstd" or "none". If `tokens_per_shard` or `compress` is omitted, it stays as in
-    the source.
+    the source. The copy leaves out the documents in the source's list (see `tokenmill.exclude`) and
+    in the lists `exclude`; `exclude=False` keeps all documents.
 
     >>> import tempfile, tokenmill
     >>> folder = Path(tempfile.mkdtemp())
@@ -64,8 +74,6 @@ def reshard(
     >>> [shard.tokens for shard in made.splits["train"].shards]
     [10, 10, 1]
     """
-    if tokens_per_shard is None and compress is None:
-        raise UsageError("nothing would change. Pass `tokens_per_shard`, `compress`, or both.")
     if tokens_per_shard is not None and not 1 <= tokens_per_shard < 1 << 62:
         raise UsageError(
             f"`tokens_per_shard` is {tokens_per_shard}; it must be positive, and below 2**62."
@@ -77,12 +85,32 @@ def reshard(
             f"{source} is in the format {dataset.format}, not a prepared dataset. Import it first: "
             f"tokenmill import {source} --out FOLDER"
         )
+    nothing = Tokens.of(np.empty(0, dataset.dtype))  # stands in for empty splits
+    splits: Mapping[str, tuple[SplitTokens, DocumentRecords]]
+    splits = whole = {
+        name: (dataset.get(name, nothing), _TableRecords(dataset.path, split))
+        for name, split in manifest.splits.items()
+    }
+    counts = _count_contents(manifest)
+    lists = choose_lists(exclude, source)
+    exclusions = read_exclusions(*lists) if lists else None
+    without = leave_out(dataset, whole, exclusions) if exclusions else None
+    if tokens_per_shard is None and compress is None:
+        check_change(lists, without)
     wanted = _change_settings(manifest, tokens_per_shard, compress)
+    if without is not None and exclusions is not None:
+        splits, (chosen, ledger) = without.splits, without.change(wanted, exclusions)
+        wanted = replace(wanted, settings=chosen, ledger=ledger)
+        counts = [
+            (name, len(splits[name][0]), documents - without.documents[name])
+            for name, _, documents in counts
+        ]
     tokens_per_shard = wanted.settings["tokens_per_shard"]
     settings = {
         "reshard": [split.shards.xxh3_128 for split in manifest.splits.values()],
         "tokens_per_shard": tokens_per_shard,
         **describe_compression(wanted.compression),
+        **({"exclude": wanted.settings["exclude"]} if exclusions else {}),
     }
     with (
         explain_disk_errors(),
@@ -91,29 +119,31 @@ def reshard(
     ):
         if there := read_finished(folder.path):
             same = _without_shards(there) == _without_shards(wanted)
-            if not same or _count_contents(there) != _count_contents(wanted):
+            if not same or _count_contents(there) != counts:
                 refuse_other_dataset(folder.path)
             return there
         folder.remember(RECORD, settings)
-        nothing = Tokens.of(np.empty(0, dataset.dtype))  # stands in for empty splits
+        if without is not None and without.total.documents:
+            left_out = counted(without.total.documents, "document")
+            shown.note(
+                f"Leaving out {left_out} listed in {', '.join(map(str, lists))}; `exclude=False` keeps "
+                "them."
+            )
         check_checksums(dataset.path, manifest)
-        splits, _ = write_splits(
+        made_splits, _ = write_splits(
             folder.path,
-            {
-                name: (dataset.get(name, nothing), _TableRecords(dataset.path, split))
-                for name, split in manifest.splits.items()
-            },
+            splits,
             dtype=dataset.dtype,
             vocab_size=manifest.vocab_size,
             tokens_per_shard=tokens_per_shard,
             compression=wanted.compression,
             watcher=shown,
         )
-        made = replace(wanted, splits=splits)
+        made = replace(wanted, splits=made_splits)
         _compare_ids(manifest, made)
         for name in REPORT_NAMES:
-            if (dataset.path / name).is_file():
-                _copy(dataset.path, folder.path, name)
+            more = without.report if without is not None and name == EXCLUDED_NAME else None
+            _copy(dataset.path, folder.path, name, more)
         state = read_inside(dataset.path, TOKENIZER_NAME, MOST_BYTES)
         write_manifest(folder.path, made, state)
         return made
@@ -151,11 +181,21 @@ def _compare_ids(source: Manifest, made: Manifest) -> None:
                     raise DamagedFileError(path, "does not have the ids of its source")
 
 
-def _copy(source: Path, target: Path, name: str) -> None:
-    with open_inside(source, name) as file, AtomicFile(target / name) as copy:
-        while block := file.read(4 << 20):
-            copy.write(block)
-        copy.finish()
+def _copy(source: Path, target: Path, name: str, more: BinaryIO | None) -> None:
+    """Copy a report, if there is one, and append more to it."""
+    with AtomicFile(target / name) as copy:
+        if (source / name).is_file():
+            with open_inside(source, name) as file:
+                _append(file, copy)
+        if more is not None:
+            _append(more, copy)
+        if copy.size or (source / name).is_file():
+            copy.finish()
+
+
+def _append(file: BinaryIO, copy: AtomicFile) -> None:
+    while block := file.read(4 << 20):
+        copy.write(block)
 
 
 def _without_shards(manifest: Manifest) -> Manifest:

@@ -9,7 +9,7 @@ in `prepare`. Converted files get new checksums, which would hide damage in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -41,10 +41,18 @@ from tokenmill.store.shard_receipts import (
     read_shard_receipt,
 )
 from tokenmill.store.tables import Shard, ShardName, ShardTable
-from tokenmill.store.tokens import Tokens
 
 RECORD = f"{WORK_NAME}/conversion.json"
 MARKS = (RECORD, MANIFEST_NAME)  # files that mark an unfinished or a finished conversion
+
+
+class SplitTokens(Protocol):
+    """Supplies the tokens of a split."""
+
+    @property
+    def split(self) -> str: ...
+    def __len__(self) -> int: ...
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]: ...
 
 
 class DocumentRecords(Protocol):
@@ -72,7 +80,7 @@ class _Range(ShardName):
 
 def write_splits(
     folder: Path,
-    splits: dict[str, tuple[Tokens, DocumentRecords]],
+    splits: Mapping[str, tuple[SplitTokens, DocumentRecords]],
     *,
     dtype: np.dtype[Any],
     vocab_size: int,
@@ -118,7 +126,7 @@ def write_splits(
 def _write_shard(
     folder: Path,
     job: _Range,
-    tokens: Tokens,
+    tokens: SplitTokens,
     records: DocumentRecords,
     dtype: np.dtype[Any],
     vocab_size: int,
@@ -149,7 +157,7 @@ def _write_shard(
         )
 
 
-def _check_ids(ids: npt.NDArray[Any], start: int, tokens: Tokens, vocab_size: int) -> None:
+def _check_ids(ids: npt.NDArray[Any], start: int, tokens: SplitTokens, vocab_size: int) -> None:
     wrong = ids >= vocab_size
     if ids.dtype.kind == "i":
         wrong |= ids < 0

@@ -29,9 +29,10 @@ from tokenmill.load.settings import check_whole
 from tokenmill.order.rows import Kind
 from tokenmill.store.documents import Document
 from tokenmill.store.tokens import Tokens
+from tokenmill.wording import brief
 
 TEXT_LENGTH = 80  # characters
-MOST_ROWS = 1 << 16  # that are explained at once
+MOST_ROWS = 4_096  # that are explained at once, in a second or two
 MOST_READS = 100  # places that are listed of a token that a run has read more often
 _READ_TOKENS = 1 << 20  # that are read at once
 # A character has at most four bytes, and so four tokens, except for a few special tokens.
@@ -186,7 +187,7 @@ def explain(
     if step is not None:
         rows: Sequence[int] = view.step_rows(step, rank)
     elif row is not None:
-        rows = [check_whole("row", row, 0)]
+        rows = [view.span(row).row]
     else:
         assert token is not None
         explained, rows = _explain_token(view, token, source)
@@ -225,10 +226,11 @@ def make_view(
 `batch_size=N`, or the folder of a run: `run=runs/NAME`.
     """
     if run is not None:
-        extra = [*settings, *(name for name, value in opening.items() if value is not None)]
-        if extra:
+        options = {name: value for name, value in opening.items() if value is not None}
+        tokenizer = options.pop("tokenizer", None)
+        if extra := [*settings, *options]:
             raise UsageError(f"`{extra[0]}` comes from the run. Omit it, or omit `run`.")
-        return open_run(run, data=data)
+        return open_run(run, data=data, tokenizer=tokenizer)
     if not isinstance(data, os.PathLike) and not data:
         raise UsageError(
             "name the data, as a dataset or as NAME=PATH:WEIGHT, or a run: `run=runs/NAME`."
@@ -253,7 +255,7 @@ def _explain_token(
     place += len(tokens) if place < 0 else 0
     if not 0 <= place < len(tokens):
         raise UsageError(
-            f"there is no token {token}: split {view.split!r} has {len(tokens):,} tokens, numbered 0 "
+            f"there is no token {brief(token)}: split {view.split!r} has {len(tokens):,} tokens, numbered 0 "
             f"to {len(tokens) - 1}."
         )
     reads = None
@@ -299,7 +301,7 @@ def explain_rows(
     >>> np.save(file, np.frombuffer(b"to be or not to be", np.uint8))
     >>> view = view_data(file, seq_len=8, order="sequential", eot_id=32, tokenizer="bytes")
     >>> [part.text for part in explain_rows(view, [1])[0].documents]
-    ['not ', 'to ', 'be']
+    [' ', 'not ', 'to ', 'b']
     """
     numbers = np.asarray(rows, np.int64)
     at_once = max(1, _READ_TOKENS // (view.seq_len + 1))
@@ -320,15 +322,15 @@ def _explain_some(view: RunView, numbers: Integers, text_length: int) -> Iterato
         found = _find_cuts(tokens, starts[chosen], ids[chosen])
         for number, own in zip(chosen.tolist(), found, strict=True):
             cuts[number] = own
-    for at, (number, source, start) in enumerate(
-        zip(numbers.tolist(), sources.tolist(), starts.tolist(), strict=True)
+    for at, (place, source, start) in enumerate(
+        zip(view.places(numbers), sources.tolist(), starts.tolist(), strict=True)
     ):
         name, tokens = view.rows.names[source], view.rows.tokens[source]
         shard, shard_token = tokens.locate(start)
         dataset, path = view.datasets[name], tokens.shard_name(shard)
         yield ExplainedRow(
-            place=view.place(number),
-            span=RowSpan(row=number, source=name, start=start, stop=start + view.seq_len + 1),
+            place=place,
+            span=RowSpan(row=place.row, source=name, start=start, stop=start + view.seq_len + 1),
             shard=path,
             shard_token=shard_token,
             loss=None if np.isnan(losses[at]) else float(losses[at]),

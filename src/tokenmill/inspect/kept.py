@@ -48,6 +48,12 @@ def find_kept(dataset: Dataset, *, make: bool = False) -> Path:
     return folder
 
 
+def may_have_kept(dataset: Dataset, name: str) -> bool:
+    """Return whether results of this name are kept for this or other data, without reading tokens."""
+    places = (dataset.path / KEPT_NAME, find_cache_folder(None) / "inspected")
+    return any(is_mappable(place) and any(place.glob(f"*/{name}")) for place in places)
+
+
 def identify(dataset: Dataset) -> str:
     """Return a short hash that changes if the tokens of any split change."""
     known = [f"{name} {dataset[name].identity}" for name in sorted(dataset)]

@@ -19,8 +19,8 @@ import numpy as np
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.inspect.key_index import FILE_NAME, RECEIPT_NAME, KeyIndex, make_index
 from tokenmill.inspect.kept import find_kept
+from tokenmill.inspect.key_index import FILE_NAME, RECEIPT_NAME, KeyIndex, make_index
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.files import make_subfolder, remove_temporaries
 from tokenmill.storage.lock import FileLock
@@ -75,7 +75,7 @@ def find_key(
     """Return the documents with a key, or with keys that begin with it; at most `most` of them.
 
     `key` has 6 to 32 hexadecimal digits. Several documents may have the same key if duplicates were
-    kept. Documents are ordered by their keys, then by their places in the dataset.
+    kept. Documents are ordered by the first 64 bits of their keys, then by their places.
 
     >>> import tempfile
     >>> import tokenmill
@@ -176,16 +176,15 @@ def _bounds(key: str) -> tuple[int, int]:
 def _scan(tables: Sequence[Documents], key: str) -> Iterator[Document]:
     """Yield the documents with keys that begin with `key`, after reading all tables."""
     low, high = map(np.uint64, _bounds(key))
-    keys, places = [np.empty((0, 2), np.uint64)], [np.empty((0, 2), np.int64)]
+    keys, places = [np.empty(0, np.uint64)], [np.empty((0, 2), np.int64)]
     for split, table in enumerate(tables):
         for first, records in table.read_records():
-            halves = records["key"]
-            found = np.flatnonzero((halves[:, 0] >= low) & (halves[:, 0] <= high))
+            halves = records["key"][:, 0]
+            found = np.flatnonzero((halves >= low) & (halves <= high))
             keys.append(halves[found])
             places.append(np.stack([np.full(len(found), split), first + found], axis=1))
     joined, numbers = np.concatenate(keys), np.concatenate(places)
-    order = np.lexsort((joined[:, 1], joined[:, 0]))  # stable
-    for split, number in numbers[order].tolist():
+    for split, number in numbers[np.argsort(joined, kind="stable")].tolist():
         document = tables[split][number]
         if document.key is not None and document.key.startswith(key):
             yield document

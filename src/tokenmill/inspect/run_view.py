@@ -34,17 +34,19 @@ from tokenmill.formats.base import Contents
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.rows import RunRows
 from tokenmill.load.settings import RowSettings, check_whole
+from tokenmill.load.state import MOST_ROWS
 from tokenmill.order.mixture import DEFAULT_BLOCK
 from tokenmill.order.rows import Kind, RowOrder
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.storage.reading import open_inside
 from tokenmill.store.shards import ArrayShard
 from tokenmill.store.tokens import Tokens, is_same_data
+from tokenmill.tokenizers import Tokenizer
 from tokenmill.training.config import Config
 from tokenmill.training.data import open_data
 from tokenmill.training.run_folder import CHECKPOINTS_NAME, CONFIG_NAME, DATA_NAME, LOSSES_NAME
 from tokenmill.training.run_reading import DataOrigin, RowIdentity, read_run_data
-from tokenmill.wording import one_line
+from tokenmill.wording import brief, one_line
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -104,11 +106,11 @@ class RunView:
     >>> view.step_rows(30), view.step_rows(30, rank=1)
     (range(240, 248), range(244, 248))
     >>> view.span(245)
-    RowSpan(row=245, source='', start=560, stop=571)
+    RowSpan(row=245, source='', start=310, stop=321)
     >>> view.place(245)
     Place(row=245, step=30, rank=1, index=1, epoch=2)
-    >>> view.find_rows("", 560, 561, last_row=300).tolist()
-    [33, 82, 113, 155, 227, 245]
+    >>> view.find_rows("", 311, 312, last_row=300).tolist()
+    [41, 142, 245]
     """
 
     def __init__(
@@ -158,8 +160,12 @@ class RunView:
     def step_rows(self, step: int, rank: int | None = None) -> range:
         """Return the rows of a step or, with `rank`, those that one rank reads."""
         step = check_whole("step", step, 0)
-        phase = self._pick_phase([one.step for one in self.phases], step, "step")
+        phase = self._pick_phase(self._phase_steps, step, "step")
         first = phase.row + (step - phase.step) * phase.batch_rows
+        if first + phase.batch_rows > MOST_ROWS:
+            raise UsageError(
+                f"`step` is {brief(step)}; the first row of a step must be below 2**62."
+            )
         if rank is None:
             return range(first, first + phase.batch_rows)
         if not 0 <= rank < phase.world_size:
@@ -172,16 +178,33 @@ class RunView:
 
     def place(self, row: int) -> Place:
         """Return the step, rank and epoch of a row."""
-        row = check_whole("row", row, 0)
-        phase = self._pick_phase([one.row for one in self.phases], row, "row")
+        return self.places([row])[0]
+
+    def places(self, rows: Sequence[int] | Integers) -> list[Place]:
+        """Return the step, rank and epoch of each row. Faster than one call for each."""
+        numbers = np.array([_check_row(row) for row in rows], np.int64)
+        windows, firsts = np.array([order.windows for order in self.rows.orders]), numbers
+        sources = np.zeros_like(numbers)
+        if self.rows.mixture is not None:
+            sources, firsts = self.rows.mixture.assign(numbers)
+        epochs = (firsts // windows[sources]).tolist()
+        return [
+            self._place(row, epoch) for row, epoch in zip(numbers.tolist(), epochs, strict=True)
+        ]
+
+    def _place(self, row: int, epoch: int) -> Place:
+        phase = self._pick_phase(self._phase_rows, row, "row")
         steps, inside = divmod(row - phase.row, phase.batch_rows)
         rank, index = divmod(inside, phase.batch_rows // phase.world_size)
-        source, number = 0, row
-        if self.rows.mixture is not None:
-            sources, numbers = self.rows.mixture.assign(np.array([row]))
-            source, number = int(sources[0]), int(numbers[0])
-        epoch = number // self.rows.orders[source].windows
         return Place(row=row, step=phase.step + steps, rank=rank, index=index, epoch=epoch)
+
+    @cached_property
+    def _phase_steps(self) -> list[int]:
+        return [one.step for one in self.phases]
+
+    @cached_property
+    def _phase_rows(self) -> list[int]:
+        return [one.row for one in self.phases]
 
     def _pick_phase(self, firsts: Sequence[int], number: int, what: str) -> Phase:
         phase = bisect_right(firsts, number) - 1
@@ -198,7 +221,7 @@ class RunView:
 
     def span(self, row: int) -> RowSpan:
         """Return which tokens a row holds."""
-        sources, starts = self.spans(np.array([check_whole("row", row, 0)]))
+        sources, starts = self.spans(np.array([_check_row(row)]))
         start, name = int(starts[0]), self.rows.names[int(sources[0])]
         return RowSpan(row=row, source=name, start=start, stop=start + self.seq_len + 1)
 
@@ -263,10 +286,12 @@ class RunView:
             return None
         return stack.enter_context(open_inside(self.folder, LOSSES_NAME))
 
-    @cached_property
-    def is_mixture(self) -> bool:
-        """Whether the rows come from several named sources."""
-        return self.rows.mixture is not None
+
+def _check_row(row: int) -> int:
+    row = check_whole("row", row, 0)
+    if row >= MOST_ROWS:
+        raise UsageError(f"`row` is {brief(row)}; it must be below 2**62.")
+    return row
 
 
 def _find_own(order: RowOrder, start: int, stop: int, first: int, last: int) -> list[Integers]:
@@ -331,11 +356,17 @@ def view_data(
     return RunView(datasets=datasets, rows=rows, phases=[phase], split=split)
 
 
-def open_run(folder: AnyPath, *, data: AnyPath | Sequence[AnyPath] = ()) -> RunView:
+def open_run(
+    folder: AnyPath,
+    *,
+    data: AnyPath | Sequence[AnyPath] = (),
+    tokenizer: str | Tokenizer | None = None,
+) -> RunView:
     """Return how a run of `tokenmill train` reads its data, from the run's folder.
 
     The folder says where the data is. If the data was moved, or was in memory, `data` names it, as
-    for `tokenmill train`. An error is raised if the tokens are not those of the run.
+    for `tokenmill train`. An error is raised if the tokens are not those of the run. `tokenizer` is
+    needed only if neither the data nor the run has one.
     """
     path = Path(folder)
     if not (path / DATA_NAME).exists():
@@ -346,13 +377,13 @@ def open_run(folder: AnyPath, *, data: AnyPath | Sequence[AnyPath] = ()) -> RunV
     if not given and origin is None:
         example = " ".join(f"{name}=PATH:WEIGHT" for name in record.rows.names or ()) or "PATH"
         raise UsageError(
-            f"{path} does not say where its data is, because it was made in Python. Name the data: "
+            f"{path} does not say where its data is: it was made in Python, or its path is not UTF-8. Name the data: "
             f"`data={one_line(example)}`."
         )
     origin = origin or DataOrigin(data=[])
     if given or origin.input_file is None:
         named = parse_named(given or origin.data)
-        datasets = _open_named(named, _find_options(path, origin))
+        datasets = _open_named(named, _find_options(path, origin, tokenizer))
     else:
         datasets = {"": _open_text(path, origin)}
     _check_names(path, record.rows, datasets)
@@ -363,9 +394,7 @@ def open_run(folder: AnyPath, *, data: AnyPath | Sequence[AnyPath] = ()) -> RunV
         block_rows=record.rows.block_rows,
         group_blocks=record.rows.group_blocks,
     )
-    names, phases = record.rows.names or [], record.rows.weights or [(0, [1.0])]
-    weights = dict(zip(names, phases[0][1], strict=True)) or {"": 1.0}
-    changes = {row: dict(zip(names, changed, strict=True)) for row, changed in phases[1:]}
+    weights, changes = _find_weights(record.rows)
     block = record.rows.block or DEFAULT_BLOCK
     rows = RunRows(_join(datasets, "train", weights, changes, block), settings)
     _check_tokens(path, record.rows, rows)
@@ -407,10 +436,22 @@ def _open_named(named: Sequence[NamedPath], options: Mapping[str, Any]) -> dict[
     return datasets
 
 
-def _find_options(folder: Path, origin: DataOrigin) -> dict[str, Any]:
+def _find_weights(rows: RowIdentity) -> tuple[dict[str, float], dict[int, dict[str, float]]]:
+    """Return the weights at the start of a run, and the changes of weights by row."""
+    if rows.names is None or not rows.weights:
+        return {"": 1.0}, {}
+    named = [(row, dict(zip(rows.names, each, strict=True))) for row, each in rows.weights]
+    return named[0][1], dict(named[1:])
+
+
+def _find_options(
+    folder: Path, origin: DataOrigin, tokenizer: str | Tokenizer | None
+) -> dict[str, Any]:
     names = ("dtype", "format", "vocab_size", "eot_id", "val_fraction")
     options = {name: getattr(origin, name) for name in names}
-    if origin.tokenizer is not None and (folder / TOKENIZER_NAME).exists():
+    if tokenizer is not None:
+        options["tokenizer"] = tokenizer
+    elif origin.tokenizer is not None and (folder / TOKENIZER_NAME).exists():
         options["tokenizer"] = load_saved_tokenizer(folder)
     return options
 

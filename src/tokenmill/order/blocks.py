@@ -101,11 +101,11 @@ class BlockShuffle:
         is_last = ranks < 0
         # The group with the last block has one rank less, so later groups start one rank earlier.
         is_later = (ranks >= (with_last + 1) * self._group - 1).astype(np.int64)
-        numbers = np.where(is_last, with_last, (ranks + is_later) // self._group)
+        numbers: Places = np.where(is_last, with_last, (ranks + is_later) // self._group)
         firsts = numbers * size - is_later * missing
         has_last = (numbers == with_last).astype(np.int64)
         sizes = np.minimum(size - has_last * missing, self.windows - firsts)
-        rows = (ranks - (numbers * self._group - is_later)) * block + windows % block
+        rows: Places = (ranks - (numbers * self._group - is_later)) * block + windows % block
         rows = np.where(is_last, sizes - rest + windows - last * block, rows)
         groups = _Groups(numbers, firsts, sizes, has_last, is_later)
         return firsts + self._permute_rows(rows, groups, keys, unpermute)

@@ -129,8 +129,8 @@ class RowOrder:
 
         >>> order = RowOrder(tokens=1_000, seq_len=100, seed=1, name="web")
         >>> order.rows_of(np.array([4, 7, 4]), np.array([0, 0, 1])).tolist()
-        [0, 1, 14]
-        >>> order.starts(np.array([14])).tolist()
+        [0, 1, 16]
+        >>> order.starts(np.array([16])).tolist()
         [400]
         """
         if self.kind == "random":

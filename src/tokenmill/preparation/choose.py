@@ -1,7 +1,7 @@
 """Choose the documents and lines to keep.
 
 The keys (hashes) of documents or lines are divided into partitions, and one task for each partition
-marks the repeats among its keys. Then one task for each part of the input decides the fates of the
+marks the repeats among its keys, and the documents that the user listed. Then one task for each part of the input decides the fates of the
 part's documents: their splits, or that they are dropped. The calling process handles receipts only: a
 few numbers for each part, and for each document that spans parts.
 """
@@ -9,7 +9,9 @@ few numbers for each part, and for each document that spans parts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ import numpy as np
 
 from tokenmill.errors import FolderError, InputError
 from tokenmill.preparation.bundles import Bundles, Run, complete_bundles, skipped_in
-from tokenmill.preparation.key_files import PartMarks
+from tokenmill.preparation.engine import Worker
+from tokenmill.preparation.key_files import KeyLayout, KeyWriter, PartMarks
 from tokenmill.preparation.ledger import sum_up
 from tokenmill.preparation.pack import Sifted
-from tokenmill.preparation.partitions import KeyFiles, MarkRepeats
+from tokenmill.preparation.partitions import KeyFiles, ListedKeys, MarkRepeats
 from tokenmill.preparation.plan import Plan, hash_names
 from tokenmill.preparation.reports import (
     Reporter,
@@ -30,10 +33,14 @@ from tokenmill.preparation.reports import (
 )
 from tokenmill.preparation.segment import (
     RECORD,
+    Bundle,
     FateReceipt,
+    KeyReceipt,
     MarkReceipt,
     Receipt,
     fingerprint,
+    has_key,
+    read_document_records,
 )
 from tokenmill.preparation.sift import DROPPED, SPLITS, SiftSegment, fate_of
 from tokenmill.preparation.spanning import Whole, find_spanning, plan_hashing
@@ -62,11 +69,15 @@ def _mark(
     receipts: Sequence[Receipt],
     counts: Sequence[int],
     spanning: Sequence[Whole],
+    *,
+    repeats: bool = True,
+    listed: Sequence[ListedKeys] = (),
 ) -> tuple[list[PartMarks], list[Whole]]:
-    """Mark the keys (hashes) that repeat an earlier key, in all parts and all spanning documents.
+    """Mark keys (hashes), in all parts and all spanning documents.
 
-    A spanning document is one that spans parts. Returns where the marks of each part are, and the
-    spanning documents with their marks.
+    With `repeats`, marks those that repeat an earlier key. Also marks those that are `listed`; if
+    any are, it has the listed keys of each partition. A spanning document is one that spans parts.
+    Returns where the marks of each part are, and the spanning documents with their marks.
     """
     folder, layout = run.folder, run.plan.keys
     files = [
@@ -75,7 +86,8 @@ def _mark(
     ]
     keys = [(one.first_part, *one.key) for one in spanning if not one.is_bad]
     content = encode_receipt(KeyFiles(files, keys))
-    context = hash_names(stage, fingerprint(receipts), content.decode(), str(layout))
+    names = [stage, fingerprint(receipts), content.decode(), str(layout)]
+    context = hash_names(*names, *(one.path.name for one in listed[:1]))
     key_files = folder.marks / f"{context}.keys.json"
     write_file(key_files, content)
     tasks = [
@@ -87,12 +99,14 @@ def _mark(
             key_files=key_files,
             layout=layout,
             limit=run.plan.limits.sorted_keys,
+            repeats=repeats,
+            listed=listed[partition] if listed else None,
         )
         for partition in range(layout.partitions)
     ]
     total = _KEY * (sum(counts) + len(keys))
     made = complete_bundles(run, stage, MarkReceipt, tasks, total)
-    repeated = dict(entry for receipt in made for entry in receipt["facts"]["spanning"])
+    found = dict(entry for receipt in made for entry in receipt["facts"]["spanning"])
     marks, first_run = [], 0
     for name, count in files:
         marks.append(
@@ -106,7 +120,59 @@ def _mark(
             )
         )
         first_run += layout.count_runs(count)
-    return marks, [replace(one, repeated=repeated.get(one.first_part, False)) for one in spanning]
+    return marks, [replace(one, mark=found.get(one.first_part, 0)) for one in spanning]
+
+
+def _save_listed(run: Run) -> list[ListedKeys]:
+    """Store the keys that the user listed where all tasks can read them.
+
+    Returns the keys of each partition, or an empty list if the user listed none.
+    """
+    exclusions = run.plan.exclusions
+    if not exclusions:
+        return []
+    path = run.folder.marks / f"{exclusions.keys.checksum}.listed"
+    exclusions.keys.write(path)
+    starts = exclusions.keys.divide(run.plan.keys)
+    return [ListedKeys(path, start, stop) for start, stop in pairwise(starts)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectKeys:
+    """A task: write the keys of a segment's documents to a bundle, because the segment has none."""
+
+    name: str
+    folder: Path
+    segment: Path
+    layout: KeyLayout
+    records: int  # read at once
+
+    def run(self, worker: Worker) -> Receipt:
+        """Write the keys, and return the receipt of the bundle."""
+        with Bundle(self.folder, self.name) as bundle:
+            keys = KeyWriter(self.layout, partial(bundle.write, "keys"))
+            for records in read_document_records(self.segment, self.records):
+                keys.add(records["key"][has_key(records)])
+                worker.report(records.nbytes)
+            keys.flush()
+            return bundle.finish({"keys": keys.count})
+
+
+def _collect_keys(run: Run, segments: Bundles) -> list[Receipt]:
+    """Write the keys of all segments' documents. Returns the receipts of the bundles."""
+    folder = run.folder.segments
+    tasks = [
+        CollectKeys(
+            name=hash_names("keys", receipt["name"]),
+            folder=folder,
+            segment=segment,
+            layout=run.plan.keys,
+            records=run.plan.limits.records,
+        )
+        for receipt, segment in zip(segments.receipts, segments.paths(folder), strict=True)
+    ]
+    total = RECORD.itemsize * sum(receipt["facts"]["records"] for receipt in segments.receipts)
+    return complete_bundles(run, "collecting keys", KeyReceipt, tasks, total)
 
 
 def sift(run: Run, segments: Bundles) -> Sifted:
@@ -117,10 +183,13 @@ def sift(run: Run, segments: Bundles) -> Sifted:
     plan, folder, receipts = run.plan, run.folder, segments.receipts
     spanning = _hash_spanning(run, segments)
     marks: list[PartMarks] | list[None] = [None] * len(receipts)
-    if plan.settings.dedup == "documents":
-        counts = [receipt["facts"]["keys"] for receipt in receipts]
+    listed, repeats = _save_listed(run), plan.settings.dedup == "documents"
+    if repeats or listed:
+        with_keys = receipts if repeats else _collect_keys(run, segments)
+        stage = f"finding {'repeated' if repeats else 'excluded'} documents"
+        counts = [receipt["facts"]["keys"] for receipt in with_keys]
         marks, spanning = _mark(
-            run, "finding repeated documents", "keys", receipts, counts, spanning
+            run, stage, "keys", with_keys, counts, spanning, repeats=repeats, listed=listed
         )
     tasks = _plan_sifting(run, segments, marks, spanning)
     total = RECORD.itemsize * sum(receipt["facts"]["records"] for receipt in receipts)
@@ -134,7 +203,7 @@ def sift(run: Run, segments: Bundles) -> Sifted:
             for receipt in fates
             if kind in receipt["files"]
         ]
-        for kind in ("rejected", "repaired")
+        for kind in ("rejected", "repaired", "excluded")
     }
     ledger["set_aside"] = [
         {"source": plan.sources[number].path, "reason": reason}
@@ -196,7 +265,8 @@ def _plan_sifting(
     }
     lines_before = list(count_lines_before(plan, receipts))
     # The fates of a segment depend on all segments, so the names of their bundles must, too.
-    context = hash_names("fates", str(plan.settings.val_fraction), fingerprint(receipts))
+    names = ["fates", str(plan.settings.val_fraction), fingerprint(receipts)]
+    context = hash_names(*names, *plan.exclusion_names)
     return [
         SiftSegment(
             name=hash_names(context, receipt["name"]),

@@ -33,7 +33,8 @@ _LOCK_NAME = "lock"
 _PLAN_NAME = "plan.json"
 REJECTED_NAME = "rejected.jsonl"
 REPAIRED_NAME = "repaired.jsonl"
-REPORT_NAMES = (REJECTED_NAME, REPAIRED_NAME)
+EXCLUDED_NAME = "excluded.jsonl"
+REPORT_NAMES = (REJECTED_NAME, REPAIRED_NAME, EXCLUDED_NAME)
 # In the order of removal. The manifest is first, because a folder with a manifest counts as complete.
 _WRITTEN = (MANIFEST_NAME, *SPLITS, SOURCES_NAME, TOKENIZER_NAME, *REPORT_NAMES)
 _CHOICE = (
@@ -108,9 +109,14 @@ class PreparationFolder(OutputFolder):
         if not (self.path / MANIFEST_NAME).exists():
             return None
         manifest = Manifest.read(self.path)
+        before = dict(manifest.settings)
+        if (
+            not plan.are_lists_given
+        ):  # the dataset's own list may change at any time: see `is_stale`
+            before["exclude"] = plan.describe_settings().get("exclude")
         differences = _differences(
-            {**manifest.settings, "tokenizer": manifest.tokenizer_fingerprint},
-            {**plan.settings.to_json(), "tokenizer": plan.tokenizer.fingerprint},
+            {**before, "tokenizer": manifest.tokenizer_fingerprint},
+            {**plan.describe_settings(), "tokenizer": plan.tokenizer.fingerprint},
         )
         was = [(source.path, source.bytes) for source in manifest.sources]
         now = [(source.path, source.size) for source in plan.sources]
@@ -141,8 +147,9 @@ class PreparationFolder(OutputFolder):
         record = orjson.dumps(plan.record())
         if not self.write_first(name, record):
             before = _load(self.path / name, _PlanRecord, max(_MOST_BYTES, 2 * len(record)))
+            # Another list of excluded documents is no other input: finished parts stay.
             differences = _differences(
-                {**before.settings, "tokenizer": before.tokenizer},
+                {**before.settings, "tokenizer": before.tokenizer, "exclude": None},
                 {**plan.settings.to_json(), "tokenizer": plan.tokenizer.fingerprint},
             )
             differences += self._changed_sources(before.sources, plan.sources)
@@ -187,7 +194,7 @@ class PreparationFolder(OutputFolder):
 class _PlanRecord(msgspec.Struct, forbid_unknown_fields=True):
     """The content of a saved plan; see `Plan.record`."""
 
-    settings: dict[str, str | int | float | bool | None]
+    settings: dict[str, str | int | float | bool | dict[str, str | int] | None]
     tokenizer: str
     sources: list[SourceFile]
 

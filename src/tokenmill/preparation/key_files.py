@@ -1,7 +1,7 @@
 """Key files and mark files, which tasks use to find equal keys in the whole input.
 
 A key is the hash of a document or of a line. A mark says whether an equal key is earlier in the
-input. Keys are divided into partitions by the leading bits of their low half, so equal keys are in
+input, or whether the key is listed: the user excludes such documents. Keys are divided into partitions by the leading bits of their low half, so equal keys are in
 the same partition, and one task can mark the keys of one partition. The task of a part writes the
 part's keys to one file. The file is a sequence of runs, each with a bounded number of keys:
 
@@ -29,7 +29,10 @@ from tokenmill.errors import FolderError
 from tokenmill.storage.reading import measure_file
 
 Keys = npt.NDArray[np.uint64]  # shape (n, 2), high and low half
-Flags = npt.NDArray[np.uint8]  # 1: an equal key is earlier in the input
+Flags = npt.NDArray[np.uint8]  # marks: 0, or one of the next two
+
+REPEATED = 1  # an equal key is earlier in the input
+LISTED = 2  # the key is listed, and the document is to be left out; it may be a repeat, too
 
 _KEY_BYTES, _PARTITION_BYTES, _START_BYTES = 16, 2, 8
 MOST_PARTITIONS = 1024
@@ -152,7 +155,7 @@ class KeyRanges:
 class PartMarks:
     """Where the marks of one part's keys are: spread over the mark files of all partitions.
 
-    A mark is 1 if an equal key is earlier in the input, else 0.
+    A mark is `REPEATED`, `LISTED` or 0.
     """
 
     keys: Path  # the part's key file
@@ -196,14 +199,14 @@ class PartMarks:
 
 
 class Marks:
-    """Hands out marks in input order. A mark says whether an equal key is earlier in the input."""
+    """Hands out marks in input order. A mark is `REPEATED`, `LISTED` or 0."""
 
     def __init__(self, runs: Iterable[Flags]) -> None:
         self._runs = iter(runs)
         self._held: Flags = np.empty(0, np.uint8)
 
-    def take(self, count: int) -> npt.NDArray[np.bool_]:
-        """Return the next `count` marks. Any that are missing, if the input changed, are False."""
+    def take(self, count: int) -> Flags:
+        """Return the next `count` marks. Any that are missing, if the input changed, are 0."""
         taken = [self._held[:count]]
         self._held = self._held[count:]
         missing = count - len(taken[0])
@@ -214,8 +217,7 @@ class Marks:
             taken.append(run[:missing])
             missing -= len(taken[-1])
             self._held = run[len(taken[-1]) :]
-        flags: npt.NDArray[np.bool_] = np.concatenate(taken) != 0
-        return flags
+        return np.concatenate(taken)
 
 
 def name_marks(context: str, partition: int) -> str:

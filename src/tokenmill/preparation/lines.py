@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from tokenmill.preparation.key_files import Marks
+from tokenmill.preparation.key_files import REPEATED, Marks
 from tokenmill.sources.records import Cutter
 
 _NEWLINE, _RETURN = 10, 13
@@ -141,7 +141,7 @@ class LineRemover:
 
     def _take(self, count: int) -> npt.NDArray[np.bool_]:
         """Return whether to remove each of the next `count` long-enough, non-blank lines."""
-        flags = self._repeated.take(count)
+        flags = self._repeated.take(count) == REPEATED
         self.removed += int(np.count_nonzero(flags))
         return flags
 

@@ -127,6 +127,7 @@ class Sifted:
     ledger: dict[str, Any]
     rejected: list[Path]  # the segments' reports about rejected records
     repaired: list[Path]  # the segments' reports about repaired documents
+    excluded: list[Path]  # the segments' reports about excluded documents
 
 
 def plan_shards(

@@ -1,8 +1,12 @@
-"""Mark repeated keys, one task for each partition of the keys.
+"""Mark repeated and listed keys, one task for each partition of the keys.
 
 A key is the hash of a document or of a line. A partition has all keys of the input with the same
-leading bits, so equal keys are always in the same partition. A mark is a byte for a key: 1 if an
-equal key is earlier in the input, else 0.
+leading bits, so equal keys are always in the same partition. A mark is a byte for a key: `LISTED` if
+the user listed the key to leave its documents out, else `REPEATED` if an equal key is earlier in the
+input, else 0.
+
+The listed keys are sorted (`sorted_keys.py`), so those of a partition are a range of their file. The
+task reads as many of them as fit in memory, goes through its own keys, and reads the next ones.
 """
 
 from __future__ import annotations
@@ -19,21 +23,30 @@ import numpy.typing as npt
 
 from tokenmill.preparation.engine import Worker
 from tokenmill.preparation.key_files import (
+    LISTED,
     KeyLayout,
     KeyRanges,
     Keys,
     damaged,
     encode_starts,
     name_marks,
+    read_range,
 )
-from tokenmill.preparation.repeats import keys_in_memory, mark_repeats
+from tokenmill.preparation.repeats import (
+    clear_marks,
+    keys_in_memory,
+    mark_repeats,
+    write_marks,
+)
 from tokenmill.preparation.segment import Bundle, Receipt
+from tokenmill.preparation.sorted_keys import find_keys
 from tokenmill.storage.files import temporary_folder
 from tokenmill.storage.receipts import read_receipt
 from tokenmill.store.tables import Count
 
 _TABLE = 1 << 18  # keys given to `mark_repeats` at once, at least
 _COPY = 4 << 20  # bytes to copy at once
+_KEY = 16  # bytes
 
 
 class KeyFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,9 +56,27 @@ class KeyFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spanning: list[tuple[Count, int, int]]  # the part in which the document begins, and its key
 
 
+@dataclass(frozen=True)
+class ListedKeys:
+    """The listed keys of a partition: a range of a file of sorted keys."""
+
+    path: Path
+    start: int
+    stop: int
+
+    def read(self, limit: int) -> Iterator[Keys]:
+        """Yield the keys, at most `limit` at a time."""
+        if self.start < self.stop:
+            with self.path.open("rb") as file:
+                for start in range(self.start, self.stop, limit):
+                    count = min(limit, self.stop - start)
+                    data = read_range(file, _KEY * start, _KEY * count)
+                    yield np.frombuffer(data, "<u8").reshape(-1, 2)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MarkRepeats:
-    """A task: mark the repeats among the keys of one partition.
+    """A task: mark the repeats and the listed keys among the keys of one partition.
 
     A document that spans parts is ordered after all others that begin in its first part. Its mark
     is also in the receipt.
@@ -58,6 +89,8 @@ class MarkRepeats:
     key_files: Path  # the file that stores a `KeyFiles`
     layout: KeyLayout
     limit: int | None  # keys to sort at once; None: as many as the memory allows
+    repeats: bool = True  # whether to mark repeats
+    listed: ListedKeys | None = None
 
     @property
     def name(self) -> str:
@@ -85,7 +118,18 @@ class MarkRepeats:
         total = int(ends[-1])
         with temporary_folder(self.folder / f"{self.name}.spill") as spill:
             tables = _join(self._read(ranges, spanning, worker))
-            repeats = mark_repeats(tables, total, spill / "marks", spill / "keys", limit)
+            if self.repeats:
+                repeats = mark_repeats(tables, total, spill / "marks", spill / "keys", limit)
+            else:
+                clear_marks(spill / "marks", total)
+                repeats = 0
+                worker.report(_KEY * total)
+            for listed in self.listed.read(limit) if self.listed else ():
+                place = 0
+                for table in _join(self._read(ranges, spanning)):
+                    found = np.flatnonzero(find_keys(table, listed)) + place
+                    write_marks(found, spill / "marks", LISTED)
+                    place += len(table)
             with Bundle(self.folder, self.name) as bundle, (spill / "marks").open("rb") as marks:
                 bundle.write("marks", encode_starts(starts[is_run]))
                 while data := marks.read(_COPY):
@@ -105,25 +149,26 @@ class MarkRepeats:
         return {spanning[i][0]: keys[i : i + 1] for i in chosen}
 
     def _read(
-        self, ranges: list[KeyRanges], spanning: dict[int, Keys], worker: Worker
+        self, ranges: list[KeyRanges], spanning: dict[int, Keys], worker: Worker | None = None
     ) -> Iterator[Keys]:
         for number, one in enumerate(ranges):
             for keys in chain(one.read(), [spanning[number]] if number in spanning else []):
                 yield keys
-                worker.report(keys.nbytes)
+                if worker is not None:
+                    worker.report(keys.nbytes)
 
 
 def _read_marks(
     marks: BinaryIO, places: npt.NDArray[np.int64], spanning: dict[int, Keys]
-) -> list[tuple[int, bool]]:
-    """Return, for each document that spans parts, its first part and whether it is a repeat.
+) -> list[tuple[int, int]]:
+    """Return, for each document that spans parts, its first part and its mark.
 
-    `places[n]` is where the file `marks` says this of the document whose first part is n.
+    `places[n]` is where the file `marks` has the mark of the document whose first part is n.
     """
     found = []
     for number in spanning:
         marks.seek(int(places[number]))
-        found.append((number, marks.read(1) == b"\1"))
+        found.append((number, int.from_bytes(marks.read(1), "little")))
     return found
 
 

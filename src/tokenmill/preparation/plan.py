@@ -19,6 +19,7 @@ import xxhash
 
 from tokenmill.errors import InputError, UsageError
 from tokenmill.preparation.engine import available_cores
+from tokenmill.preparation.exclusion import Exclude, Exclusions, choose_lists, read_exclusions
 from tokenmill.preparation.key_files import KeyLayout, choose_partitions
 from tokenmill.preparation.memory import DEFAULT_SHARE, LEAST_SHARE, holdable_bytes, machine_memory
 from tokenmill.preparation.settings import PrepareSettings
@@ -94,6 +95,8 @@ class Plan:
     memory: int  # bytes for all workers together
     hold_limit: int  # bytes of one document that a worker may hold
     limits: Limits = field(default_factory=Limits)
+    exclusions: Exclusions | None = None  # None if no document is to be left out
+    are_lists_given: bool = False  # whether the user chose the lists, even if none
 
     @cached_property
     def size(self) -> int:
@@ -115,10 +118,20 @@ class Plan:
         """The memory of one worker, in bytes."""
         return self.memory // self.workers
 
+    @property
+    def exclusion_names(self) -> list[str]:
+        """The checksum of the keys to leave out, to be part of the names of what depends on them."""
+        return [self.exclusions.keys.checksum] if self.exclusions else []
+
+    def describe_settings(self) -> dict[str, Any]:
+        """Return the settings as the manifest stores them."""
+        excluded = {"exclude": self.exclusions.describe()} if self.exclusions else {}
+        return {**self.settings.to_json(), **excluded}
+
     def record(self) -> dict[str, Any]:
         """Return the settings and input that must be the same when a run resumes."""
         return {
-            "settings": self.settings.to_json(),
+            "settings": self.describe_settings(),
             "tokenizer": self.tokenizer.fingerprint,
             "sources": [vars(source) for source in self.sources],
         }
@@ -138,11 +151,12 @@ def make_plan(
     memory: int | None = None,
     machine: int | None = None,
     limits: Limits | None = None,
+    exclude: Exclude = None,
     **settings: Any,
 ) -> Plan:
     """Check all arguments and plan a run. `settings` are the fields of `PrepareSettings`.
 
-    `machine` is the memory in bytes of all machines that do the work; None means this machine.
+    `exclude` are lists of documents to leave out; None means the list of `out`. `machine` is the memory in bytes of all machines that do the work; None means this machine.
     """
     limits = limits or Limits()
     checked = PrepareSettings(**settings)
@@ -166,6 +180,8 @@ def make_plan(
     sources, passed_over = find_files(inputs, leave_out=as_path(out))
     if not checked.skip_bad_files:
         _refuse_faults(sources)
+    lists = choose_lists(exclude, out)
+    exclusions = read_exclusions(*lists) if lists else None
     available = machine_memory() if machine is None else machine
     # If the user set no limit, documents that must be held whole may take half of the memory.
     hold_limit = holdable_bytes((memory or max(total, available // 2)) // workers)
@@ -182,6 +198,8 @@ def make_plan(
         memory=total,
         hold_limit=hold_limit,
         limits=limits,
+        exclusions=exclusions or None,
+        are_lists_given=exclude is not None,
     )
 
 

@@ -31,7 +31,13 @@ from tokenmill.html import render
 from tokenmill.preparation.bundles import Bundles, Run, make_bundles, skipped_in
 from tokenmill.preparation.choose import explain_nothing_kept, mark_lines, sift
 from tokenmill.preparation.engine import Engine, LocalEngine
-from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME, PreparationFolder
+from tokenmill.preparation.exclusion import Exclude, find_list
+from tokenmill.preparation.folder import (
+    EXCLUDED_NAME,
+    REJECTED_NAME,
+    REPAIRED_NAME,
+    PreparationFolder,
+)
 from tokenmill.preparation.grind import GrindPart, ScanLines, Skipped
 from tokenmill.preparation.key_files import PartMarks
 from tokenmill.preparation.memory import Workspace, suggest_less_memory
@@ -52,7 +58,7 @@ from tokenmill.store.manifest import Manifest, Split, check_shard_count
 from tokenmill.store.shard_receipts import ShardReceipt, describe_change, read_shard_receipt
 from tokenmill.store.tables import Shard, ShardName, ShardTable, Source, SourceTable
 from tokenmill.tokenizers import Tokenizer
-from tokenmill.wording import size
+from tokenmill.wording import counted, size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +107,7 @@ def prepare(
     compress: Literal["none", "zstd"] = "none",
     on_bad_text: Literal["repair", "drop", "refuse"] = "repair",
     skip_bad_files: bool = False,
+    exclude: Exclude = None,
     workers: int | None = None,
     memory: int | None = None,
     work: str | os.PathLike[str] | None = None,
@@ -114,7 +121,9 @@ def prepare(
 
     `inputs` are files, folders and globs; `out` is a new folder, or the folder of an interrupted
     run. The arguments from `documents` to `skip_bad_files` decide what the dataset contains; see
-    `tokenmill.preparation.settings.PrepareSettings`. `memory` is the limit in bytes for all workers
+    `tokenmill.preparation.settings.PrepareSettings`. `exclude` names lists of documents to leave
+    out, in addition to the list that `tokenmill.exclude` made for `out`; `exclude=False` leaves no
+    document out. `memory` is the limit in bytes for all workers
     together. Inputs and `out` may be in an object store. If `out` is in an object store, unfinished
     work is kept in the folder `work`, by default ~/.cache/tokenmill/work on this machine.
 
@@ -150,6 +159,7 @@ def prepare(
         compress=compress,
         on_bad_text=on_bad_text,
         skip_bad_files=skip_bad_files,
+        exclude=exclude,
     )
     _check_engine(engine, ray_address)
     with watching(watcher, progress) as shown:
@@ -201,10 +211,22 @@ def run_plan(
         PreparationFolder(out, restart=restart, work=work) as folder,
     ):
         manifest = folder.finished(plan)
+        if manifest is not None and is_stale(plan, manifest):
+            watcher.note(
+                f"{find_list(out)} has changed since the dataset was made, and a finished dataset is "
+                f"never changed. To apply the list: tokenmill reshard {out} --out NEW, or add "
+                "`restart=True` to make the dataset again."
+            )
         was_finished, done_before, bytes_read = manifest is not None, len(plan.parts), 0
         if manifest is None:
             if plan.passed_over:
                 watcher.note(f"Passed over: {describe_passed_over(plan.passed_over)}.")
+            if plan.exclusions:
+                lists = ", ".join(plan.exclusions.paths)
+                watcher.note(
+                    f"Leaving out the documents of {lists} ({counted(len(plan.exclusions), 'key')}); "
+                    "`exclude=False` keeps them."
+                )
             folder.remember_plan(plan)
             with start(plan) as engine:
                 run = Run(plan, folder, engine, watcher)
@@ -225,6 +247,12 @@ def run_plan(
             parts_done_before=done_before,
             bytes_read=bytes_read,
         )
+
+
+def is_stale(plan: Plan, manifest: Manifest) -> bool:
+    """Return whether the list of a finished dataset has changed since the dataset was made."""
+    listed = plan.describe_settings().get("exclude")
+    return bool(manifest.settings.get("exclude") != listed)
 
 
 def scan(run: Run) -> tuple[list[PartMarks], Skipped]:
@@ -273,7 +301,7 @@ def pack(run: Run, sifted: Sifted) -> dict[str, list[Shard]]:
     compression = choose_compression(plan.settings.compress)
     check_shard_count(map(sum, sifted.tokens.values()), per_shard, compression)
     tasks = list(plan_shards(sifted, per_shard, plan.dtype, root, plan.limits, compression))
-    context = hash_names(plan.name, str(sifted.ledger["tokens"]))
+    context = hash_names(plan.name, str(sifted.ledger["tokens"]), *plan.exclusion_names)
     receipts = {
         task.path: run.folder.shards / f"{context}-{task.split}-{task.number:05}.json"
         for task in tasks
@@ -338,6 +366,7 @@ def write_manifest(run: Run, sifted: Sifted, shards: dict[str, list[Shard]]) -> 
     plan, folder = run.plan, run.folder
     join_reports(sifted.rejected, folder.path / REJECTED_NAME)
     join_reports(sifted.repaired, folder.path / REPAIRED_NAME)
+    join_reports(sifted.excluded, folder.path / EXCLUDED_NAME)
     state = orjson.dumps(plan.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
     folder.write(TOKENIZER_NAME, state + b"\n")
     manifest = Manifest(
@@ -351,7 +380,7 @@ def write_manifest(run: Run, sifted: Sifted, shards: dict[str, list[Shard]]) -> 
         sources=SourceTable.of(
             Source(path=source.path, bytes=source.size, unit=source.unit) for source in plan.sources
         ),
-        settings=plan.settings.to_json(),
+        settings=plan.describe_settings(),
         ledger=sifted.ledger,
         compression=choose_compression(plan.settings.compress),
     )

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.preparation.key_files import Keys
+from tokenmill.preparation.key_files import REPEATED, Keys
 
 _SORT_BYTES = 36  # memory that sorting takes for each key
 _LEAST_KEYS = 1 << 16  # sorted at once, however small the memory
@@ -40,8 +40,7 @@ def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, l
     are sorted at once. If there are more, all keys go to files in the folder `spill`. Files left
     there by an earlier run are removed.
     """
-    with marks.open("wb") as empty:
-        _reserve(empty, total)
+    clear_marks(marks, total)
     if total == 0:
         return 0
     if total <= limit:
@@ -62,6 +61,12 @@ def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, l
         repeats += _mark_file(file, bits, limit, marks)
         file.unlink()
     return repeats
+
+
+def clear_marks(marks: Path, total: int) -> None:
+    """Make the file `marks`, with a 0 for each key."""
+    with marks.open("wb") as empty:
+        _reserve(empty, total)
 
 
 def _reserve(file: BinaryIO, size: int) -> None:
@@ -124,7 +129,7 @@ def _mark_file(path: Path, bits: int, limit: int, marks: Path) -> int:
                 entries = entries[share == number]
                 # Mark the repeats among these entries now, in case one key is most of the file.
                 again = _find(entries["key"])
-                repeats += _write(entries["place"][again], marks)
+                repeats += write_marks(entries["place"][again], marks)
                 chosen.append(np.delete(entries, again))
         taken = np.concatenate(chosen)
         chosen.clear()
@@ -139,7 +144,7 @@ def _mark(keys: Keys, places: Keys | None, marks: Path) -> int:
     list.
     """
     found = _find(keys)
-    return _write(found if places is None else places[found], marks)
+    return write_marks(found if places is None else places[found], marks)
 
 
 def _find(keys: Keys) -> npt.NDArray[np.int64]:
@@ -182,10 +187,11 @@ def _find(keys: Keys) -> npt.NDArray[np.int64]:
     return np.concatenate((order[pairs[~unsure] + 1], suspects[ranked[1:][repeated]]))
 
 
-def _write(places: npt.NDArray[Any], marks: Path) -> int:
+def write_marks(places: npt.NDArray[Any], marks: Path, mark: int = REPEATED) -> int:
+    """Write a mark to the file `marks` for each place, and return the number of places."""
     found = np.sort(places)
     for start in range(0, len(found), _PAGES):
         window = np.memmap(marks, np.uint8, "r+")
-        window[found[start : start + _PAGES]] = 1
+        window[found[start : start + _PAGES]] = mark
         del window
     return len(found)

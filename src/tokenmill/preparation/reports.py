@@ -1,4 +1,5 @@
-"""Reports about the input: rejected records, repaired documents, files that may not be UTF-8.
+"""Reports about the input: rejected records, repaired and excluded documents, files that may not be
+UTF-8.
 
 A segment is the result of processing a part of the input, and counts lines from the part's start.
 When the documents of a segment are chosen (`sift.py`), its reports are written with the line
@@ -70,6 +71,20 @@ class Reporter:
                 known = self.first_repair
             offset = int(kept["offset"][i])
             yield self._encode(number, known, offset, replaced_bytes=int(replaced[i]))
+
+    def list_excluded(self, excluded: Records, begins: Whole | None) -> Iterator[bytes]:
+        """Yield the documents among some records that were left out because the user listed them.
+
+        `begins` is the document that begins in this segment and ends in a later one, if any.
+        """
+        for record in excluded:
+            high, low = record["key"].tolist()
+            if begins is not None and record["flags"] & UNFINISHED:
+                high, low = begins.key
+            source = self.sources[int(record["source"])]
+            place = {source.unit if source.unit == "row" else "offset": int(record["offset"])}
+            entry = {"source": source.path} | place | {"key": f"{high:016x}{low:016x}"}
+            yield orjson.dumps(entry) + b"\n"
 
     def _count_before(self, number: int) -> int:
         return self.lines_before if number == next(iter(self.sources)) else 0

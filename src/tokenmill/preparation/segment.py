@@ -88,11 +88,15 @@ class _SegmentFacts(TypedDict):
     skipped: _Skipped
 
 
+class _KeyFacts(TypedDict):
+    keys: Count
+
+
 class _MarkFacts(TypedDict):
     keys: Count
     runs: Count
     repeats: Count
-    spanning: list[tuple[Count, bool]]  # the first part of a spanning document, and its mark
+    spanning: list[tuple[Count, Count]]  # the first part of a spanning document, and its mark
 
 
 class _FateFacts(TypedDict):
@@ -125,8 +129,16 @@ class SegmentReceipt(TypedDict):
     facts: _SegmentFacts
 
 
+class KeyReceipt(TypedDict):
+    """The receipt of the keys of a segment's documents, if they are not in the segment."""
+
+    name: str
+    files: dict[Literal["keys"], tuple[Count, str]]
+    facts: _KeyFacts
+
+
 class MarkReceipt(TypedDict):
-    """The receipt of a mark file, which says for each key of a partition whether it is a repeat."""
+    """The receipt of a mark file, which has a mark for each key of a partition."""
 
     name: str
     files: dict[Literal["marks"], tuple[Count, str]]
@@ -137,7 +149,7 @@ class FateReceipt(TypedDict):
     """The receipt of a segment's fates: the split of each document, or that it is dropped."""
 
     name: str
-    files: dict[Literal["fates", "rejected", "repaired"], tuple[Count, str]]
+    files: dict[Literal["fates", "rejected", "repaired", "excluded"], tuple[Count, str]]
     facts: _FateFacts
 
 
@@ -195,6 +207,8 @@ def find_bundle(folder: Path, name: str, kind: type[Any], layout: KeyLayout) -> 
     # These counts decide how much memory is allocated, so they must fit the sizes of the files.
     if kind is ScanReceipt:
         is_right = sizes == {"lines": layout.size(facts["lines"])}
+    elif kind is KeyReceipt:
+        is_right = sizes == {"keys": layout.size(facts["keys"])}
     elif kind is MarkReceipt:
         is_right = sizes == {"marks": mark_file_size(facts["runs"], facts["keys"])}
     elif kind is FateReceipt:

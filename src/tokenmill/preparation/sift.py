@@ -1,6 +1,7 @@
 """Sift a segment: decide which documents to keep, and in which split each belongs.
 
-If documents are equal, the first in input order stays. The split follows from a salted hash of the
+Documents that the user listed are left out, with all their copies (`exclusion.py`). If other
+documents are equal, the first in input order stays. The split follows from a salted hash of the
 document's key, so equal texts are never in both splits, and adding to a corpus does not move its
 earlier documents. Segments are sifted independently, after the repeats among all keys are marked.
 
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.preparation.engine import Worker
-from tokenmill.preparation.key_files import Marks, PartMarks
+from tokenmill.preparation.key_files import LISTED, REPEATED, Flags, Marks, PartMarks
 from tokenmill.preparation.reports import Reporter, SourceCounts
 from tokenmill.preparation.segment import (
     BAD_TEXT,
@@ -35,6 +36,7 @@ from tokenmill.preparation.spanning import Whole
 
 SPLITS = ("train", "val")
 DROPPED = 0  # the fate of a document that is not dropped is 1 + the number of its split
+EXCLUDED = "excluded"  # in the ledger, the reason of documents that the user listed
 _SALT = np.uint64(0x746F6B656E6D696C)  # the ASCII codes of "tokenmil"
 
 Mask = npt.NDArray[np.bool_]
@@ -66,7 +68,7 @@ class SiftSegment:
     folder: Path
     segment: Path
     val_fraction: float
-    marks: PartMarks | None  # None: equal documents are all kept
+    marks: PartMarks | None  # None: equal documents are all kept, and none is listed
     begins: Whole | None  # the document that begins here and ends in a later part
     continued: int  # the fate of the document that begins in an earlier part
     reporter: Reporter
@@ -79,35 +81,41 @@ class SiftSegment:
             totals, sources = Totals(), SourceCounts()
             for line in self.reporter.list_rejections(self.segment):
                 bundle.write("rejected", line)
-            for records, fates in self._decide(totals):
+            for records, fates, excluded in self._decide(totals):
                 bundle.write("fates", fates.data)
                 sources.add(records)
                 for line in self.reporter.list_repairs(records[fates != DROPPED], self.begins):
                     bundle.write("repaired", line)
+                for line in self.reporter.list_excluded(records[excluded], self.begins):
+                    bundle.write("excluded", line)
                 for number in range(len(SPLITS)):
                     totals.tokens[number] += int(records["length"][fates == 1 + number].sum())
                 totals.records += len(records)
                 worker.report(records.nbytes)
             return bundle.finish(vars(totals) | {"sources": sources.entries})
 
-    def _decide(self, totals: Totals) -> Iterator[tuple[Records, Fates]]:
+    def _decide(self, totals: Totals) -> Iterator[tuple[Records, Fates, Mask]]:
         """Yield the segment's records and their fates, some at a time. Counts them in `totals`.
 
-        A fate is 0 if the document is dropped, 1 for train, 2 for val.
+        A fate is 0 if the document is dropped, 1 for train, 2 for val. The third array says which
+        records begin a document that is excluded.
         """
         marks = Marks(self.marks.read() if self.marks is not None else ())
         for records in read_document_records(self.segment, self.records):
             known = has_key(records)
-            repeated = np.zeros(len(records), np.bool_)
-            repeated[known] = marks.take(int(np.count_nonzero(known)))
+            marked = np.zeros(len(records), np.uint8)
+            marked[known] = marks.take(int(np.count_nonzero(known)))
             starts = (records["flags"] & CONTINUES) == 0
-            documents, repeated = records[starts], repeated[starts]
+            documents, marked = records[starts], marked[starts]
             if self.begins is not None and documents["flags"][-1:] & UNFINISHED:
                 documents[-1:] = self.begins.record()
-                repeated[-1] = self.begins.repeated
+                marked[-1] = self.begins.mark
             fates = np.full(len(records), self.continued, np.uint8)
-            fates[starts] = choose_fates(documents, repeated, self.val_fraction, totals)
-            yield records, fates
+            excluded = np.zeros(len(records), np.bool_)
+            fates[starts], excluded[starts] = choose_fates(
+                documents, marked, self.val_fraction, totals
+            )
+            yield records, fates, excluded
 
 
 @dataclass
@@ -131,21 +139,27 @@ class Totals:
             entry[1] += size
 
 
-def choose_fates(records: Records, repeated: Mask, val_fraction: float, totals: Totals) -> Fates:
+def choose_fates(
+    records: Records, marks: Flags, val_fraction: float, totals: Totals
+) -> tuple[Fates, Mask]:
     """Return the fate of each document: 0 if it is dropped, 1 for train, 2 for val.
 
-    `repeated` says which documents repeat an earlier one. Adds all documents to `totals`.
+    `marks` say which documents are listed, and which others repeat an earlier one. Also returns
+    which documents are excluded, because they are listed. Adds all documents to `totals`.
     """
     bad = (records["flags"] & BAD_TEXT) != 0
     empty = ~bad & (records["text"] == 0)
     # Some tokenizers remove characters, possibly all of a text.
     mute = ~bad & ~empty & (records["length"] == 0)
-    twice = ~bad & ~empty & ~mute & repeated
-    kept = ~bad & ~empty & ~mute & ~twice
+    usable = ~bad & ~empty & ~mute
+    excluded = usable & (marks == LISTED)
+    twice = usable & (marks == REPEATED)
+    kept = usable & ~excluded & ~twice
     for reason, mask in (
         ("invalid UTF-8", bad),
         ("only repeated lines", empty),
         ("no tokens", mute),
+        (EXCLUDED, excluded),
         ("duplicate", twice),
     ):
         totals.drop(reason, int(np.count_nonzero(mask)), int(records["raw"][mask].sum()))
@@ -156,10 +170,11 @@ def choose_fates(records: Records, repeated: Mask, val_fraction: float, totals: 
     totals.characters += int(chosen["characters"].sum())
     totals.repaired += int(np.count_nonzero(chosen["flags"] & REPAIRED))
     val = belongs_to_val(records["key"], val_fraction)
-    return np.where(kept, np.where(val, 2, 1), DROPPED).astype(np.uint8)
+    return np.where(kept, np.where(val, 2, 1), DROPPED).astype(np.uint8), excluded
 
 
 def fate_of(document: Whole, val_fraction: float) -> int:
     """Return the fate of a document that spans parts: 0 if dropped, 1 for train, 2 for val."""
-    repeated = np.array([document.repeated])
-    return int(choose_fates(document.record(), repeated, val_fraction, Totals())[0])
+    mark = np.array([document.mark], np.uint8)
+    fates, _ = choose_fates(document.record(), mark, val_fraction, Totals())
+    return int(fates[0])

@@ -39,7 +39,7 @@ class Whole:
 
     fragments: tuple[tuple[int, Fragment], ...]
     key: tuple[int, int] = (0, 0)
-    repeated: bool = False  # whether an equal document is earlier in the input
+    mark: int = 0  # REPEATED, LISTED or 0
 
     @property
     def first_part(self) -> int:

@@ -34,6 +34,10 @@ _REASONS = {  # the reason for one item, and for several
     NOT_TEXT: ("file that is not text", "files that are not text"),
     "an archive": ("archive", "archives"),
     "compressed Parquet": ("compressed Parquet file", "compressed Parquet files"),
+    "a list of excluded documents": (
+        "list of excluded documents",
+        "lists of excluded documents",
+    ),
     "a finished dataset": ("finished dataset", "finished datasets"),
     "a link to a folder": ("link to a folder", "links to folders"),
     _OUTSIDE: ("link that leads out of its folder", "links that lead out of their folder"),
@@ -75,7 +79,7 @@ def find_files(
 
     Folders are walked in the order of names, without hidden entries and without `leave_out`. Returns
     each source once, and the entries that were passed over. These are files that are not text,
-    archives, datasets, pipes, sockets, devices, and links that lead out of an input folder. A link to
+    archives, datasets, lists of excluded documents, pipes, sockets, devices, and links that lead out of an input folder. A link to
     another folder inside the same input folder is passed over too, because the files of that folder
     are found anyway. Inputs that are links are followed. Broken links and unreadable paths are
     sources with a fault.

@@ -207,6 +207,19 @@ def read_head(source: SourceFile, size: int) -> bytes:
         raise BadFileError(source.path, _explain(error, source.compression)) from error
 
 
+def read_blocks(source: SourceFile, block: int = BLOCK) -> Iterator[bytes]:
+    """Yield all bytes of a text or JSON lines file, decompressed, some at a time."""
+    try:
+        with open_source(source.path) as raw:
+            stream = _decompress(raw, source, LARGEST_WINDOW) if source.compression else raw
+            while data := stream.read(block):
+                yield data
+    except DAMAGED as error:
+        if is_about_process(error):
+            raise
+        raise BadFileError(source.path, _explain(error, source.compression)) from error
+
+
 def refuse_wide(source: SourceFile, head: bytes) -> None:
     """Raise BadFileError if these first bytes of a text are UTF-16 or UTF-32."""
     if encoding := find_wide_encoding(head):

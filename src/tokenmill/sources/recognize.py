@@ -21,6 +21,7 @@ from tokenmill.sources.files import BadFileError, SourceFile, is_about_process, 
 from tokenmill.sources.json_lines import read_json_lines
 from tokenmill.sources.read import Reading, read_head, read_range, refuse_wide
 from tokenmill.storage.decoding import load_json
+from tokenmill.storage.names import EXCLUDE_ENDING
 
 NOT_TEXT = "not text"
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
@@ -88,6 +89,8 @@ def why_not_text(source: SourceFile) -> str | None:
     """Return why a file in a folder is passed over, or None if it is read."""
     if is_archive(source.path):
         return "an archive"
+    if source.path.endswith(EXCLUDE_ENDING):
+        return "a list of excluded documents"
     _, inner = _split(source.path)
     if source.fault or source.kind != "text" or inner in _TEXT:
         return None

@@ -119,6 +119,25 @@ def map_file(
 
 def read_ahead(ids: npt.NDArray[Any], first: int, stop: int) -> None:
     """Ask the system to read elements [first, stop) of a mapped file soon, in large requests."""
+    if (found := _find_range(ids, first, stop)) is not None:
+        mapped, start, end = found
+        # In several requests, because Linux reads only the beginning of a long one.
+        for place in range(start, end, _AHEAD):
+            mapped.madvise(mmap.MADV_WILLNEED, place, min(_AHEAD, end - place))
+
+
+def release(ids: npt.NDArray[Any]) -> None:
+    """Drop the pages of part of a mapped file from this process's memory, after reading it once.
+
+    They stay in the system's cache, and can still be read: they then come back.
+    """
+    if (found := _find_range(ids, 0, len(ids))) is not None:
+        mapped, start, end = found
+        mapped.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+def _find_range(ids: npt.NDArray[Any], first: int, stop: int) -> tuple[Any, int, int] | None:
+    """Return the map that holds elements [first, stop), and the range of its pages; None if no map does."""
     whole = ids
     while isinstance(whole.base, np.ndarray):
         whole = whole.base
@@ -126,9 +145,7 @@ def read_ahead(ids: npt.NDArray[Any], first: int, stop: int) -> None:
     if isinstance(mapped, memoryview):
         mapped = mapped.obj
     if not isinstance(mapped, mmap.mmap) or not hasattr(mmap, "MADV_WILLNEED"):
-        return
+        return None
     before = ids.__array_interface__["data"][0] - np.frombuffer(mapped, np.uint8, 1).ctypes.data
     start, end = before + first * ids.itemsize, before + stop * ids.itemsize
-    # In several requests, because Linux reads only the beginning of a long one.
-    for place in range(start - start % mmap.PAGESIZE, end, _AHEAD):
-        mapped.madvise(mmap.MADV_WILLNEED, place, min(_AHEAD, end - place))
+    return mapped, start - start % mmap.PAGESIZE, end

@@ -11,6 +11,7 @@ import re
 MANIFEST_NAME = "dataset_metadata.json"
 SOURCES_NAME = "sources.jsonl"
 TOKENIZER_NAME = "tokenizer_state.json"
+EXCLUDE_ENDING = ".exclude.jsonl"  # of the list of documents to leave out, beside the folder
 WORK_NAME = ".work"  # unfinished work, removed when the manifest is written
 
 NUMBERS = re.compile("([0-9]+)")  # not \d, which also matches the digits of other scripts

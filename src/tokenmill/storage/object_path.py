@@ -226,6 +226,15 @@ class ObjectPath(PosixPath):
         self._bucket.write(self.address.key, data)
         return len(data)
 
+    def replace_version(self, data: bytes, before: Entry | None) -> bool:
+        """Write the object if it has not changed since it was found, or was missing (None).
+
+        Returns whether it was written.
+        """
+        if before is None:
+            return self._bucket.create(self.address.key, data)
+        return self._bucket.replace(self.address.key, data, before.version)
+
     def upload(self, file: BinaryIO) -> None:
         """Write the content of a local file to the object."""
         self._bucket.upload(self.address.key, file)

@@ -210,6 +210,20 @@ class ObjectStorage(Storage):
 
         return self._call(name, put, writes=True)
 
+    def replace(self, name: str, data: bytes, version: str) -> bool:
+        """Replace an object if it still has this version; returns whether it was replaced."""
+
+        def put(store: Any, key: str) -> bool:
+            from obstore.exceptions import PreconditionError
+
+            try:
+                store.put(key, data, mode={"e_tag": version, "version": None})
+            except (FileNotFoundError, PreconditionError):
+                return False
+            return True
+
+        return self._call(name, put, writes=True)
+
     def delete(self, name: str) -> None:
         """Remove an object. A missing one is not an error."""
 

@@ -82,6 +82,11 @@ class DocumentTable(ABC):
         last token of the second row.
         """
 
+    @property
+    def split(self) -> str:
+        """The name of the split."""
+        return self._split
+
     def __iter__(self) -> Iterator[Document]:
         return (self[number] for number in range(len(self)))
 

@@ -147,6 +147,7 @@ def copy_range(
     done = 0
     while done < len(ids):
         count = min(len(ids) - done, int(counts[shard]) - first)
-        if count:
-            ids[done : done + count] = shards.read(shard, first, first + count)
+        if count:  # straight into `ids`: memory that is allocated anew takes longer than the copy
+            row = ids[done : done + count].reshape(1, count)
+            read_rows(shards, shard, np.array([first]), row, np.zeros(1, np.int64))
         done, shard, first = done + count, shard + 1, 0

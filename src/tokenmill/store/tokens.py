@@ -14,6 +14,7 @@ may share a `Tokens`; a pickle contains no maps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, overload
 
@@ -24,6 +25,7 @@ import xxhash
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.html import render
 from tokenmill.storage.cache import PieceCache
+from tokenmill.storage.mapping import release
 from tokenmill.store.cached_rows import CachedRows
 from tokenmill.store.casting import cast, cast_rows
 from tokenmill.store.documents import DocumentTable, inside
@@ -163,6 +165,25 @@ class Tokens:
         else:
             copy_range(self._shards, self._gatherer.counts, *self.locate(start), ids)
         return ids
+
+    @contextmanager
+    def viewing(self, start: int, stop: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield the tokens [start, stop) to be read once, without a copy if they are mapped.
+
+        At the end of the `with` block, their memory is released.
+
+        >>> with Tokens.of([5, 6, 7]).viewing(1, 3) as ids:
+        ...     ids
+        array([6, 7])
+        """
+        view = None
+        if isinstance(self._gatherer, Gatherer) and 0 <= start < stop <= len(self):
+            view = self._gatherer.view(start, stop)
+        try:
+            yield self.read(start, stop) if view is None else view
+        finally:
+            if view is not None:
+                release(view)
 
     def __iter__(self) -> Iterator[int]:
         for start in range(0, len(self), PIECE):

@@ -169,6 +169,19 @@ class Tokenizer(ABC):
         """
         return np.array([self._measure(number) for number in range(self.vocab_size)], np.int64)
 
+    def spellings(self) -> Sequence[bytes | None] | None:
+        """Return the bytes of each id, or None, the default.
+
+        Return them only if the text of any ids is their bytes, joined. There is one exception: if
+        `decode` drops a space that encoding adds before a text, these bytes include it. An unused id
+        is None. With the bytes, `tokenmill search` compares ids; otherwise it decodes all documents.
+
+        >>> from tokenmill.tokenizers import load_tokenizer
+        >>> load_tokenizer("gpt2").spellings()[:3]
+        [b'!', b'"', b'#']
+        """
+        return None
+
     def forget(self) -> None:  # noqa: B027 (optional)
         """Free memory held by caches. The pipeline calls this when memory runs short."""
 

@@ -174,6 +174,9 @@ class BytePairTokenizer(VocabularyTokenizer):
     def byte_lengths(self) -> npt.NDArray[np.int64]:
         return np.array([len(spelling or b"") for spelling in self._spellings], np.int64)
 
+    def spellings(self) -> Sequence[bytes | None]:
+        return self._spellings
+
     def forget(self) -> None:
         self._joining = None
         self._plain = None

@@ -68,6 +68,9 @@ class ByteTokenizer(Tokenizer):
     def byte_lengths(self) -> npt.NDArray[np.int64]:
         return np.array([len(spelling) for spelling in _SPELLINGS], np.int64)
 
+    def spellings(self) -> Sequence[bytes | None]:
+        return _SPELLINGS
+
     def settings(self) -> dict[str, Any]:
         return {"eot_id": self.eot_id}
 
@@ -107,6 +110,9 @@ class UnknownTokenizer(Tokenizer):
         self._refuse()
 
     def byte_lengths(self) -> NoReturn:
+        self._refuse()
+
+    def spellings(self) -> NoReturn:
         self._refuse()
 
     def settings(self) -> dict[str, Any]:

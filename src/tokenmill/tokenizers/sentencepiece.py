@@ -188,8 +188,11 @@ class SentencePieceTokenizer(VocabularyTokenizer):
         return "".join(text)
 
     def _spell(self, ids: list[int]) -> str:
+        return self._decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def _decode_bytes(self, ids: list[int]) -> bytes:
         spelled: bytes = call_native(lambda: self._encoder().decode(ids), where=self.name)
-        return spelled.decode("utf-8", errors="replace")
+        return spelled
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
         lengths = np.zeros(self.vocab_size, np.int64)
@@ -197,6 +200,16 @@ class SentencePieceTokenizer(VocabularyTokenizer):
             is_byte = _BYTE_TOKEN.fullmatch(token)
             lengths[number] = 1 if is_byte else len(token.replace("\u2581", " ").encode())
         return lengths
+
+    def spellings(self) -> Sequence[bytes | None]:
+        spellings: list[bytes | None] = [None] * self.vocab_size
+        for number in self._vocabulary.content()["model"]["vocab"].values():
+            # Decoded twice: in front of the first token, the model may drop a space.
+            once, twice = self._decode_bytes([number]), self._decode_bytes([number, number])
+            spellings[number] = twice[len(once) :]
+        for token, number in self.special_ids.items():
+            spellings[number] = token.encode()
+        return spellings
 
     def forget(self) -> None:
         self._native = None

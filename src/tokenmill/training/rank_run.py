@@ -311,8 +311,8 @@ class RankRun:
         written = orjson.dumps(asdict(self.config), option=orjson.OPT_INDENT_2) + b"\n"
         write_file(self.path / CONFIG_NAME, written)
         if self.data.tokenizer is not None:
-            state = orjson.dumps(self.data.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
-            write_file(self.path / TOKENIZER_NAME, state + b"\n")
+            saved = orjson.dumps(self.data.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
+            write_file(self.path / TOKENIZER_NAME, saved + b"\n")
 
 
 def _share(backend: Backend, step: int, owed: tuple[bool, bool]) -> tuple[int, tuple[bool, bool]]:

@@ -30,8 +30,8 @@ from tokenmill.hub.paths import is_hub_path
 from tokenmill.load.state import MOST_ROWS
 from tokenmill.order.rows import Kind
 from tokenmill.storage.addresses import is_address, parse_address
-from tokenmill.storage.decoding import check_values, decode
-from tokenmill.storage.files import write_file
+from tokenmill.storage.decoding import check_values, convert, decode
+from tokenmill.storage.files import remove, write_file
 from tokenmill.storage.reading import DamagedFileError, read_inside
 from tokenmill.training.config import RowLength, Steps
 from tokenmill.training.run_folder import DATA_NAME
@@ -44,6 +44,8 @@ _Count = Annotated[int, Meta(ge=1, lt=1 << 62)]
 _Id = Annotated[int, Meta(ge=0, lt=1 << 62)]
 _Weight = Annotated[float, Meta(ge=0)]
 _Row = Annotated[int, Meta(ge=0, lt=MOST_ROWS)]
+# A run computes how much each source gives before each change of weights, so there is a limit.
+_Weights = Annotated[list[tuple[_Row, list[_Weight]]], Meta(min_length=1, max_length=10_000)]
 
 
 class RunPhase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,7 +109,7 @@ class RowIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     group_blocks: _Count | None
     sources: dict[_Text, _Source]
     names: list[_Text] | None = None
-    weights: list[tuple[_Row, list[_Weight]]] | None = None
+    weights: _Weights | None = None
     block: _Count | None = None
 
     def __post_init__(self) -> None:
@@ -121,6 +123,9 @@ class RowIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError("the names are not those of the sources")
         if any(len(weights) != len(self.sources) for _, weights in self.weights or ()):
             raise ValueError("a phase does not have one weight for each source")
+        firsts = [row for row, _ in self.weights or [(0, [])]]
+        if firsts[0] != 0 or sorted(set(firsts)) != firsts:
+            raise ValueError("the phases of the weights are not in order")
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,10 +165,16 @@ def write_run_data(
 ) -> str | None:
     """Write how a run reads its data from `phase` on. Phases before it are kept.
 
-    Returns a warning if an existing file is damaged, so that earlier phases are lost.
+    Returns a warning if an existing file is damaged, so that earlier phases are lost, or if the data
+    cannot be described.
     """
     phases: list[RunPhase] = []
     problem = None
+    try:
+        rows = convert(dict(identity), RowIdentity)
+    except ValueError as error:
+        remove(folder / DATA_NAME)
+        return f"{DATA_NAME} is not written, because it cannot describe the data: {error}."
     if phase.step:
         try:
             phases = [one for one in read_run_data(folder).phases if one.step < phase.step]
@@ -178,7 +189,7 @@ def write_run_data(
     record = RunRecord(
         version=VERSION,
         origin=origin,
-        rows=msgspec.convert(dict(identity), RowIdentity),
+        rows=rows,
         phases=phases or [phase],
     )
     try:

@@ -1,0 +1,244 @@
+"""`tokenmill where`: where a document is, why it is not there, and when a run reads it."""
+
+from __future__ import annotations
+
+import json as json_format
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from tokenmill.cli.console import Display, show, show_next, show_table, typed, typed_options
+from tokenmill.cli.peek import describe_source
+from tokenmill.cli.reading import FROM_RUN, Reading
+from tokenmill.dataset.named import parse_named
+from tokenmill.errors import UsageError
+from tokenmill.inspect.where import where as find
+from tokenmill.inspect.whereabouts import (
+    Absence,
+    FileContents,
+    FoundDocument,
+    Visit,
+    Visits,
+    Whereabouts,
+)
+from tokenmill.storage.object_path import as_path
+from tokenmill.store.documents import Document
+from tokenmill.wording import count, counted, one_line
+
+_TEXT = 200  # characters
+
+
+def where(
+    *arguments: Annotated[str, Parameter(name="DATA WHAT")],
+    kind: Literal["file", "key", "text", "token", "document"] | None = None,
+    limit: int = 10,
+    run: Path | None = None,
+    reading: Reading = FROM_RUN,
+    json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+) -> int:
+    """Show where a document is, why it is not there, and when a run reads it.
+
+    The exit status is 0 if a document was found, and 1 otherwise.
+
+    Parameters
+    ----------
+    arguments
+        First the data: a dataset, or several as NAME=PATH:WEIGHT; none with --run. Then what to
+        find: FILE, FILE:LINE, FILE:byte=BYTE or FILE:row=ROW, a key or its first digits,
+        token=TOKEN, document=DOCUMENT, or text to search for.
+    kind
+        What is given: file, key, text, token or document. By default, this is found out.
+    limit
+        Number of documents to show.
+    run
+        Folder of a run of tokenmill train, to show at which steps it reads the document. For any
+        other run, give the settings of its loader.
+    json
+        Print the answer as JSON.
+    """
+    *data, what = arguments or ("",)
+    if not what or not (data or run):
+        raise UsageError("tokenmill where needs DATA and WHAT, such as a file, a key or some text.")
+    with Display() as display:
+        found = find(
+            data,
+            what,
+            kind=kind,
+            limit=limit,
+            run=run,
+            watcher=display,
+            **reading.arguments,
+        )
+    is_found = bool(found.documents) or any(file.first for file in found.files)
+    if json:
+        # ASCII: every terminal can show it, and it contains no control characters.
+        print(json_format.dumps(asdict(found), indent=2).replace("\x7f", "\\u007f"))
+        return 0 if is_found else 1
+    for note in found.notes:
+        show(f"note: {note}")
+    for file in found.files:
+        _show_file(file)
+    for number, document in enumerate(found.documents):
+        if number or found.files or found.notes:
+            show("")
+        _show_document(document)
+    for absence in found.absences:
+        _show_absence(absence)
+    if not (found.documents or found.absences or found.files):
+        what_kind = {"key": "No document has this key", "text": "No document has this text"}
+        show(f"{what_kind.get(found.kind, 'Nothing was found')}: {one_line(found.what)}")
+    if not found.is_all:
+        show(f"\n… and more: there are more than --limit {limit}.")
+    shown = [str(one._replace(path=str(as_path(one.path)))) for one in parse_named(data)]
+    _show_next(found, shown, typed_options(reading.opening), run)
+    return 0 if is_found else 1
+
+
+def _show_rows(rows: dict[str, str], indent: str = "") -> None:
+    width = max(map(len, rows)) + 2
+    for name, value in rows.items():
+        show(f"{indent}{name + ':':{width}}{one_line(value)}")
+
+
+def _list_facts(found: FoundDocument) -> dict[str, str]:
+    rows: dict[str, str] = {}
+    if found.name:
+        rows["dataset"] = f"{found.name}, {found.path}"
+    document = found.document
+    if document is None:
+        rows["token"] = f"{count(found.start)} of split {found.split}"
+    else:
+        rows["document"] = f"{count(document.number)} of split {found.split}"
+        if (place := describe_source(document)) is not None:
+            rows["source"] = place
+        last = found.start + found.length - 1
+        rows["tokens"] = f"{count(found.length)}: {found.start} to {last} of the split"
+    rows["shard"] = f"{found.shard}, from its token {found.shard_token}"
+    if document is not None and document.key is not None:
+        rows["key"] = document.key
+    if found.text:
+        rows["text"] = found.text[:_TEXT]
+    if found.found is not None and document is not None:
+        rows["found at"] = f"token {found.found} of the split"
+    return rows
+
+
+def _show_document(found: FoundDocument) -> None:
+    _show_rows(_list_facts(found))
+    if found.visits is not None:
+        _show_visits(found.visits)
+
+
+def _show_visits(visits: Visits) -> None:
+    if not visits.first:
+        show("It is never read: its tokens are after the last whole row of the split.")
+        return
+    if visits.rows is not None and visits.rows > 1:
+        show(f"It is in {count(visits.rows)} rows of each epoch.")
+    shown = list(visits.first)
+    if visits.read is not None:
+        times = {0: "It has not been read yet", 1: "It was read in 1 row"}
+        text = times.get(visits.read, f"It was read in {count(visits.read)} rows")
+        if visits.latest is not None:
+            text += f", last at step {count(visits.latest.step)}"
+        if visits.next is not None:
+            text += f"; next at step {count(visits.next.step)}"
+        show(f"{text}.")
+        shown += [one for one in (visits.latest, visits.next) if one and one not in shown]
+    shown.sort(key=lambda one: one.row)
+    heads = ["epoch", "step", "rank", "index", "row", "places in the row"]
+    rows = [_list_visit(one) for one in shown]
+    if any(one.loss is not None for one in shown):
+        heads.append("loss")
+        for row, one in zip(rows, shown, strict=True):
+            row.append("" if one.loss is None else f"{one.loss:.4f}")
+    show_table("Read at", heads, rows)
+
+
+def _list_visit(visit: Visit) -> list[str]:
+    numbers = visit.epoch, visit.step, visit.rank, visit.index, visit.row
+    return [*map(count, numbers), f"{visit.start} to {visit.stop - 1}"]
+
+
+def _show_absence(absence: Absence) -> None:
+    rows = {"dataset": f"{absence.name}, {absence.path}"} if absence.name else {}
+    place = "" if absence.start is None else f", {absence.unit} {absence.start}"
+    rows["source"] = f"{absence.source}{place}"
+    rows["status"] = f"not in the dataset: {absence.reason}"
+    rows["because"] = absence.detail
+    if absence.key is not None:
+        rows["key"] = absence.key
+    if absence.text:
+        rows["text"] = absence.text[:_TEXT]
+    _show_rows(rows)
+    if absence.twins:
+        show("\nThe same text is in:")
+    for twin in absence.twins:
+        _show_rows(_list_facts(twin), indent="  ")
+        if twin.visits is not None:
+            _show_visits(twin.visits)
+
+
+def _show_file(file: FileContents) -> None:
+    rows = {"dataset": f"{file.name}, {file.path}"} if file.name else {}
+    rows["source"] = f"{file.source.path}, {counted(file.source.bytes, 'byte')}"
+    parts = [f"{counted(number, 'document')} in {name}" for name, number in file.documents.items()]
+    rows["holds"] = ", ".join(parts) or "no document of the dataset"
+    if file.fault is not None:
+        rows["status"] = f"the whole file was skipped: {file.fault}"
+    _show_rows(rows)
+    if sum(file.documents.values()) > 1:
+        _show_first(file.first, file.source.unit)
+        more = sum(file.documents.values()) - len(file.first)
+        if more > 0:
+            show(f"… and {count(more)} more: add --limit NUMBER")
+
+
+def _show_first(documents: Sequence[Document], unit: str) -> None:
+    show_table(
+        "First documents",
+        (unit, "split", "document", "first token", "tokens"),
+        [
+            (
+                count(one.offset or 0),
+                one.split,
+                count(one.number),
+                count(one.start),
+                count(one.length),
+            )
+            for one in documents
+        ],
+    )
+
+
+def _show_next(found: Whereabouts, data: Sequence[str], options: str, run: Path | None) -> None:
+    twins = (twin for absence in found.absences for twin in absence.twins)
+    shown = next((one for one in (*found.documents, *twins)), None)
+    commands = []
+    if shown is not None:
+        one_path = data[0] if len(data) == 1 and not shown.name else shown.path
+        here = typed(Path(one_path))
+        split = "" if shown.split == "train" else f" --split {shlex.quote(shown.split)}"
+        place = f" --token {shown.start}" if shown.document is None else ""
+        if shown.document is not None:
+            place = f" --document {shown.document.number}"
+        commands.append(f"tokenmill peek {here}{options}{split}{place}")
+    asked = " ".join(map(shlex.quote, [*data, found.what]))
+    for file in found.files:
+        if sum(file.documents.values()) > 1:
+            unit = file.source.unit
+            which = " ".join(
+                map(shlex.quote, [*data, f"{file.source.path}:{unit}={file.first[-1].offset}"])
+            )
+            commands.append(f"tokenmill where {which}{options}")
+    if run is not None and shown is not None and shown.visits and shown.visits.first:
+        step = (shown.visits.latest or shown.visits.first[0]).step
+        commands.append(f"tokenmill explain --run {typed(run)} --step {step}")
+    if run is None and shown is not None and shown.visits is None and shown.split == "train":
+        commands.append(f"tokenmill where {asked}{options} --run runs/NAME")
+    if commands:
+        show_next(*commands)

@@ -1,0 +1,177 @@
+"""Find out why a record of an input file is not in a prepared dataset.
+
+The record is read, cleaned and hashed with the dataset's own settings. The reasons are those of the
+ledger, and they are checked in the order in which `prepare` decides. If the file is missing, the list
+of rejected records (`rejected.jsonl`) is searched instead. If nothing explains the absence, the
+answer says so: the file may have changed since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import orjson
+
+from tokenmill.dataset.opening import Dataset
+from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.inspect.keys import find_key
+from tokenmill.inspect.source_record import SourceRecord
+from tokenmill.preparation.folder import EXCLUDED_NAME, REJECTED_NAME
+from tokenmill.preparation.settings import PrepareSettings
+from tokenmill.preparation.sift import EXCLUDED
+from tokenmill.progress import Watcher
+from tokenmill.storage.decoding import parse_json
+from tokenmill.storage.reading import DamagedFileError, open_inside
+from tokenmill.store.documents import Document
+from tokenmill.wording import count
+
+_TWINS = 20  # documents with the same text that are returned
+_LONGEST_LINE = 1 << 20  # of the list of rejected records
+
+UNKNOWN = "unknown"
+NO_RECORD = "no record"
+SET_ASIDE = "skipped file"
+LISTED = "it is in a list of documents to exclude"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """Why a record is absent: a reason of the ledger and its detail, and documents with its text."""
+
+    reason: str
+    detail: str
+    twins: tuple[Document, ...] = ()
+
+
+def read_settings(dataset: Dataset) -> PrepareSettings | None:
+    """Return the settings that a dataset was prepared with; None if it was not made by `prepare`."""
+    settings = {} if dataset.manifest is None else dataset.manifest.settings
+    known = {field.name for field in fields(PrepareSettings)}
+    if not {"documents", "text_field", "dedup"} <= settings.keys():
+        return None
+    try:
+        return PrepareSettings(**{name: settings[name] for name in known & settings.keys()})
+    except (UsageError, TypeError):
+        return None
+
+
+def find_set_aside(dataset: Dataset, source: str) -> str | None:
+    """Return why a whole file was skipped when the dataset was made; None if it was not."""
+    ledger: Mapping[str, Any] = {} if dataset.manifest is None else dataset.manifest.ledger
+    entries = ledger.get("set_aside")
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and entry.get("source") == source:
+            return str(entry.get("reason"))
+    return None
+
+
+def explain(
+    dataset: Dataset,
+    settings: PrepareSettings,
+    source: str,
+    record: SourceRecord,
+    watcher: Watcher,
+    *,
+    is_source: bool = True,
+) -> Reason:
+    """Return why a record of a file is not a document of the dataset.
+
+    `is_source` says whether the dataset was made from this file.
+    """
+    if record.fault is not None or record.key is None:
+        return Reason(reason=record.fault or UNKNOWN, detail=record.detail)
+    if find_excluded(dataset, record.key) or _is_listed(dataset, source, record.start):
+        return Reason(reason=EXCLUDED, detail=LISTED)
+    if is_source and settings.dedup == "lines":
+        detail = "all its lines that are long enough are earlier in the input"
+        return Reason(reason="only repeated lines", detail=detail)
+    twins = tuple(find_key(dataset, record.key, most=_TWINS, watcher=watcher))
+    if twins and settings.dedup == "documents":
+        return Reason(reason="duplicate", detail="its text is in the dataset already", twins=twins)
+    if settings.eot == "none" and _has_no_tokens(dataset, record):
+        return Reason(reason="no tokens", detail="the tokenizer removes all of its text")
+    if not is_source:
+        detail = "no document of the dataset has its text"
+        if settings.dedup == "lines":
+            detail += "; but documents are stored there without their repeated lines"
+        return Reason(reason=UNKNOWN, detail=detail, twins=twins)
+    detail = (
+        "nothing explains why it is absent: perhaps the file changed after the dataset was made, or "
+        "the dataset was changed"
+    )
+    return Reason(reason=UNKNOWN, detail=detail, twins=twins)
+
+
+def _is_listed(dataset: Dataset, source: str, place: int) -> bool:
+    found = find_report(dataset, source, place=place)
+    return found is not None and found[1].reason == EXCLUDED
+
+
+def _has_no_tokens(dataset: Dataset, record: SourceRecord) -> bool:
+    if record.size > len(record.text):
+        return False
+    try:
+        ids, _ = dataset.tokenizer.encode_batch([record.text])
+    except TokenmillError:
+        return False
+    return not len(ids)
+
+
+def find_report(
+    dataset: Dataset, source: str, *, line: int | None = None, place: int | None = None
+) -> tuple[int | None, Reason] | None:
+    """Return the offset of a record and why it is absent, from the lists in the dataset.
+
+    These are the lists of rejected and of excluded records. The record is the one in a line, or the
+    one that starts at a place.
+    """
+    for name in (REJECTED_NAME, EXCLUDED_NAME):
+        for entry in _read_report(dataset, name, orjson.dumps(source)):
+            offset = entry.get("row", entry.get("offset"))
+            if (
+                entry.get("source") == source
+                and (line is None or entry.get("line") == line)
+                and (place is None or offset == place)
+            ):
+                reason = Reason(reason="rejected", detail=str(entry.get("reason")))
+                if name == EXCLUDED_NAME:
+                    reason = Reason(reason=EXCLUDED, detail=LISTED)
+                return (offset if isinstance(offset, int) else None), reason
+    return None
+
+
+def find_excluded(dataset: Dataset, key: str) -> dict[str, Any] | None:
+    """Return the entry of the first excluded document whose key begins with `key`, or None.
+
+    The entry has the source of the document, its `offset` or `row`, and its key.
+    """
+    for entry in _read_report(dataset, EXCLUDED_NAME, key.lower().encode()):
+        if str(entry.get("key")).startswith(key.lower()):
+            return entry
+    return None
+
+
+def _read_report(dataset: Dataset, name: str, needle: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a list that contain some bytes."""
+    try:
+        with open_inside(dataset.path, name) as file:
+            while data := file.readline(_LONGEST_LINE):
+                if needle in data:
+                    try:
+                        entry = parse_json(data)
+                    except ValueError:  # damaged
+                        continue
+                    if isinstance(entry, dict):
+                        yield entry
+    except DamagedFileError:
+        return  # there is no such list
+
+
+def describe_change(expected: int, found: int, path: str) -> str:
+    """Return a note that a source file has another size than when the dataset was made."""
+    return (
+        f"{path} has changed since the dataset was made: it had {count(expected)} bytes and has "
+        f"{count(found)} now. Places in it may have moved."
+    )

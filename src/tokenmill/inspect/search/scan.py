@@ -1,0 +1,115 @@
+"""Search all tokens of a split, or ranges of them, chunk by chunk and in order.
+
+Neighbouring chunks are read and searched by a few threads at once. At most `THREADS + 1` chunks are
+in memory, so memory does not depend on the size of the data. The first chunks are small: a search
+for something common shows its first results at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokenmill.inspect.search.pattern import Hits, Pattern
+from tokenmill.inspect.search.vocabulary import AnyIds, Integers
+from tokenmill.progress import Watcher
+from tokenmill.store.tokens import Tokens
+
+FIRST_CHUNK, CHUNK, REMOTE_CHUNK = 1 << 17, 1 << 21, 1 << 22  # tokens
+THREADS = min(4, os.cpu_count() or 1)
+MARGIN = 64  # tokens before and after a chunk, to show what is around a hit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What was found in a chunk: the hits, and the ids around them. `ids[0]` is token `start`."""
+
+    hits: Hits
+    ids: AnyIds
+    start: int
+
+
+def scan(
+    tokens: Tokens,
+    pattern: Pattern,
+    watcher: Watcher,
+    *,
+    ranges: Iterable[tuple[int, int]] | None = None,
+    chunk: int | None = None,
+    with_ids: bool = True,
+) -> Iterator[Found]:
+    """Yield everything that begins in the given ranges of tokens, in order; by default, in all.
+
+    The ranges must be in order, and not overlap. Occurrences that cross into another document are
+    left out. Without `with_ids`, `Found.ids` is empty.
+    """
+    chunk = chunk or (REMOTE_CHUNK if tokens.is_remote else CHUNK)
+
+    def search(low: int, high: int) -> Found:
+        start = max(low - MARGIN, 0)
+        with tokens.viewing(start, min(high + pattern.width + MARGIN, len(tokens))) as ids:
+            # Searched without the margin before it: hits may not begin there.
+            hits = pattern.find(ids[low - start :], high - low)
+            if not len(hits):
+                return Found(hits=hits, ids=ids[:0], start=start)
+            hits = keep_within_documents(tokens, hits.moved(low), ids, start)
+            return Found(hits=hits, ids=ids.copy() if with_ids else ids[:0], start=start)
+
+    pending: deque[tuple[int, Future[Found]]] = deque()
+    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="search")
+    try:
+        for low, high in _cut(ranges or [(0, len(tokens))], chunk):
+            pending.append((high - low, pool.submit(search, low, high)))
+            # The first chunk is searched alone: it is a sample from which the pattern learns.
+            while len(pending) > (THREADS if low else 0):
+                size, future = pending.popleft()
+                found = future.result()
+                watcher.advance(size)
+                yield found
+        while pending:
+            size, future = pending.popleft()
+            found = future.result()
+            watcher.advance(size)
+            yield found
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _cut(ranges: Iterable[tuple[int, int]], chunk: int) -> Iterator[tuple[int, int]]:
+    """Cut ranges into chunks; the first chunks are smaller."""
+    size = min(FIRST_CHUNK, chunk)
+    for low, high in ranges:
+        while low < high:
+            yield low, min(low + size, high)
+            low += size
+            size = min(2 * size, chunk)
+
+
+def keep_within_documents(tokens: Tokens, hits: Hits, ids: AnyIds, start: int) -> Hits:
+    """Return the hits that are in one document each. `ids[0]` is token `start`."""
+    if not (hits.last > hits.first).any():
+        return hits
+    low, high = int(hits.first.min()), int(hits.last.max())
+    starts = find_starts(tokens, low + 1, high + 1, ids, start)
+    if starts is None:
+        return hits
+    before = starts.searchsorted(hits.first, "right")
+    return hits.where(before == starts.searchsorted(hits.last, "right"))
+
+
+def find_starts(tokens: Tokens, low: int, high: int, ids: AnyIds, start: int) -> Integers | None:
+    """Return where documents start in [low, high), or None if that is unknown. `ids` has the tokens."""
+    table = tokens.documents
+    if table is not None:
+        return table.starts(table.count_before(low), table.count_before(high))[:-1]
+    if tokens.eot_id is None:
+        return None
+    after = tokens.eot != "before"
+    first = max(low - after - start, 0)
+    found: Integers = np.flatnonzero(ids[first : high - after - start] == tokens.eot_id)
+    return found + (start + first + after)

@@ -1,0 +1,372 @@
+"""Find every occurrence of a text, a regular expression or a sequence of ids in a dataset.
+
+Guarantees: all occurrences are found, in order, wherever the tokenizer divided the text: they may
+begin and end inside a token. Occurrences of a text or of ids may overlap; matches of a regular
+expression do not, as in Python's `re`. Nothing is found across two documents, where documents are
+known: from their table, or from the end-of-text id. With an index, the result is the same.
+
+Costs: without an index, all tokens are read once. Ids are compared with the ids that can be part of
+the text, so almost nothing is decoded: several GB of text per second from memory
+(`benchmarks/search.py`). Memory is bounded: a few chunks of a million tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import tokenmill.dataset.opening
+from tokenmill.dataset.opening import Dataset
+from tokenmill.dataset.paths import AnyPaths
+from tokenmill.errors import TokenizerError, UsageError
+from tokenmill.inspect.search.matches import Describer, Match
+from tokenmill.inspect.search.pattern import IdPattern, Pattern, TextPattern
+from tokenmill.inspect.search.regex import (
+    Finder,
+    Reader,
+    compile_pattern,
+    find_regex,
+    find_required,
+    find_text,
+    search_documents,
+)
+from tokenmill.inspect.search.scan import Found, scan
+from tokenmill.inspect.search.vocabulary import Vocabulary
+from tokenmill.inspect.search.word_index import (
+    IndexReport,
+    Narrowed,
+    UnusableIndexError,
+    WordIndex,
+    build,
+)
+from tokenmill.progress import Watcher, watching
+from tokenmill.store.tokens import Tokens
+from tokenmill.tokenizers.base import Tokenizer
+
+__all__ = ["Match", "count_matches", "index", "search"]
+
+LONGEST = 1 << 16  # bytes of a searched text
+
+
+def search(
+    data: AnyPaths | Dataset,
+    text: str | None = None,
+    *,
+    regex: bool = False,
+    tokens: Sequence[int] | None = None,
+    ignore_case: bool = False,
+    split: str | None = None,
+    limit: int | None = None,
+    use_index: bool = True,
+    progress: bool | None = None,
+    watcher: Watcher | None = None,
+    tokenizer: str | Tokenizer | None = None,
+    dtype: npt.DTypeLike | None = None,
+    format: str | None = None,
+    column: str | None = None,
+    eot_id: int | None = None,
+) -> Generator[Match]:
+    """Yield every occurrence of `text` in a dataset, in order, as they are found.
+
+    >>> import pathlib, tempfile
+    >>> import tokenmill
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (folder / "a.txt").write_text("To be, or not to be.")
+    >>> _ = tokenmill.prepare(folder / "a.txt", folder / "data", val_fraction=0)
+    >>> for match in search(folder / "data", "be", limit=1):
+    ...     print(match.token, match.byte, repr(match.before), match.found, repr(match.after))
+    1 3 'To ' be ', or not to be.<|endoftext|>'
+
+    Parameters
+    ----------
+    data
+        A dataset, or a path as for `tokenmill.open`.
+    text
+        What to find. Its case matters.
+    regex
+        Whether `text` is a regular expression, in the syntax of Python's `re`.
+    tokens
+        A sequence of ids to find, instead of a text.
+    ignore_case
+        Whether upper and lower case are equal. For a text without letters beyond ASCII, that means
+        A to Z and a to z.
+    split
+        The only split to search. By default, all splits.
+    limit
+        The number of occurrences after which to stop.
+    use_index
+        Whether to use the index of words, if there is one.
+    progress, watcher
+        As for `tokenmill.prepare`.
+    tokenizer, dtype, format, column, eot_id
+        As for `tokenmill.open`, if `data` is a path.
+    """
+    dataset = _open(data, tokenizer, dtype=dtype, format=format, column=column, eot_id=eot_id)
+    query = _ask(dataset, text, tokens, regex=regex, ignore_case=ignore_case)
+    if limit is not None and limit < 1:
+        raise UsageError(f"`limit` is {limit}; it must be 1 or more.")
+    splits = _choose_splits(dataset, split)
+
+    def run() -> Generator[Match]:
+        with watching(watcher, progress) as watching_now:
+            found = query.search(splits, watching_now, use_index=use_index)
+            try:
+                yield from islice(found, limit)
+            finally:
+                found.close()
+
+    return run()
+
+
+def count_matches(
+    data: AnyPaths | Dataset,
+    text: str | None = None,
+    *,
+    regex: bool = False,
+    tokens: Sequence[int] | None = None,
+    ignore_case: bool = False,
+    split: str | None = None,
+    use_index: bool = True,
+    progress: bool | None = None,
+    watcher: Watcher | None = None,
+    tokenizer: str | Tokenizer | None = None,
+    dtype: npt.DTypeLike | None = None,
+    format: str | None = None,
+    column: str | None = None,
+    eot_id: int | None = None,
+) -> dict[str, int]:
+    """Return how many occurrences each split has. The parameters are those of `search`."""
+    dataset = _open(data, tokenizer, dtype=dtype, format=format, column=column, eot_id=eot_id)
+    query = _ask(dataset, text, tokens, regex=regex, ignore_case=ignore_case)
+    splits = _choose_splits(dataset, split)
+    with watching(watcher, progress) as watching_now:
+        return query.count(splits, watching_now, use_index=use_index)
+
+
+def index(
+    data: AnyPaths | Dataset,
+    *,
+    progress: bool | None = None,
+    watcher: Watcher | None = None,
+    tokenizer: str | Tokenizer | None = None,
+    dtype: npt.DTypeLike | None = None,
+    format: str | None = None,
+    column: str | None = None,
+) -> IndexReport:
+    """Index the words of a dataset, so that `search` reads only the parts that have them.
+
+    An index that exists already is kept. Needs the extra `search`. The parameters are those of
+    `search`.
+    """
+    dataset = _open(data, tokenizer, dtype=dtype, format=format, column=column)
+    vocabulary = read_vocabulary(dataset.tokenizer)
+    if vocabulary is None:
+        raise TokenizerError(
+            f"the tokenizer {dataset.tokenizer.name!r} does not give the bytes of each id, which an "
+            "index needs. Implement its method `spellings`."
+        )
+    with watching(watcher, progress) as watching_now:
+        return build(dataset, vocabulary, watching_now)
+
+
+def _open(data: AnyPaths | Dataset, tokenizer: str | Tokenizer | None, **opening: Any) -> Dataset:
+    if not isinstance(data, Dataset):
+        # Without a cache: a search reads everything once.
+        return tokenmill.dataset.opening.open(data, tokenizer=tokenizer, cache_bytes=0, **opening)
+    if tokenizer is not None or any(value is not None for value in opening.values()):
+        raise UsageError(
+            "`tokenizer` and other options for opening are not for a dataset that is open already. "
+            "Pass them to `tokenmill.open`."
+        )
+    return data
+
+
+def read_vocabulary(tokenizer: Tokenizer) -> Vocabulary | None:
+    """Return the bytes of a tokenizer's ids; None if it does not give them."""
+    if type(tokenizer).__hash__ is None:
+        return _read_vocabulary.__wrapped__(tokenizer)
+    return _read_vocabulary(tokenizer)
+
+
+@lru_cache(maxsize=2)
+def _read_vocabulary(tokenizer: Tokenizer) -> Vocabulary | None:
+    spellings = tokenizer.spellings()
+    return None if spellings is None else Vocabulary(spellings)
+
+
+def _choose_splits(dataset: Dataset, split: str | None) -> list[Tokens]:
+    return [dataset[split]] if split is not None else [dataset[name] for name in dataset]
+
+
+def _ask(
+    dataset: Dataset,
+    text: str | None,
+    tokens: Sequence[int] | None,
+    *,
+    regex: bool,
+    ignore_case: bool,
+) -> _Query:
+    """Check what to find, and return the way to find it."""
+    if (text is None) == (tokens is None):
+        raise UsageError("pass `text` or `tokens`: what to find.")
+    if tokens is not None:
+        if regex or ignore_case:
+            raise UsageError("`regex` and `ignore_case` are for text, not for `tokens`.")
+        return _ask_for_ids(dataset, tokens)
+    assert text is not None
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{text!r} is not valid UTF-8. Type the text in UTF-8.") from None
+    if not 0 < len(data) <= LONGEST:
+        raise UsageError(
+            f"the text to find has {len(data):,} bytes; it must have from 1 to {LONGEST:,}."
+        )
+    tokenizer = dataset.tokenizer
+    vocabulary = read_vocabulary(tokenizer)
+    reader = Reader(vocabulary=vocabulary, tokenizer=tokenizer)
+    is_plain = not regex and (text.isascii() or not ignore_case)
+    if is_plain and vocabulary is not None:
+        pattern = TextPattern(vocabulary, data, ignore_case=ignore_case)
+        return _Query(dataset, vocabulary, pattern=pattern, words=text)
+    if is_plain and not ignore_case:
+        return _Query(dataset, vocabulary, reader=reader, finder=find_text(text))
+    compiled = compile_pattern(text if regex else re.escape(text), ignore_case=ignore_case)
+    required = find_required(compiled) if vocabulary is not None else None
+    if required is None or vocabulary is None:
+        return _Query(dataset, vocabulary, reader=reader, finder=find_regex(compiled))
+    needed = TextPattern(
+        vocabulary, required.encode(), ignore_case=bool(compiled.flags & re.IGNORECASE)
+    )
+    return _Query(
+        dataset,
+        vocabulary,
+        pattern=needed,
+        words=required,
+        reader=reader,
+        finder=find_regex(compiled),
+    )
+
+
+def _ask_for_ids(dataset: Dataset, tokens: Sequence[int]) -> _Query:
+    ids = [int(one) for one in tokens]
+    if not 0 < len(ids) <= LONGEST:
+        raise UsageError(f"`tokens` has {len(ids):,} ids; it must have from 1 to {LONGEST:,}.")
+    most = dataset.vocab_size or np.iinfo(dataset.dtype).max + 1
+    wrong = next((one for one in ids if not 0 <= one < most), None)
+    if wrong is not None:
+        raise UsageError(f"{wrong} is not an id of these tokens. Ids are 0 to {most - 1:,}.")
+    vocabulary = None
+    with suppress(TokenizerError):  # without a tokenizer, the ids themselves are shown
+        vocabulary = read_vocabulary(dataset.tokenizer)
+    return _Query(dataset, vocabulary, pattern=IdPattern(vocabulary, ids))
+
+
+@dataclass(frozen=True)
+class _Query:
+    """What to find, and how.
+
+    - With only a `pattern`, all of its hits are results.
+    - With only a `finder`, it searches all documents, whose text comes from `reader`.
+    - With both, the finder searches the documents that have a hit.
+
+    If `words` is given, every result contains this text.
+    """
+
+    dataset: Dataset
+    vocabulary: Vocabulary | None
+    pattern: Pattern | None = None
+    words: str | None = None
+    reader: Reader | None = None
+    finder: Finder | None = None
+
+    def search(
+        self, splits: list[Tokens], watcher: Watcher, *, use_index: bool
+    ) -> Generator[Match]:
+        """Yield all results."""
+        for tokens, ranges in self._plan(splits, watcher, use_index=use_index):
+            if self.finder is not None and self.reader is not None:
+                yield from self._search_documents(tokens, ranges, watcher)
+                continue
+            describer = Describer(tokens, self.vocabulary)
+            for found in self._scan(tokens, ranges, watcher):
+                for number in range(len(found.hits)):
+                    yield describer.describe(found, number)
+
+    def count(self, splits: list[Tokens], watcher: Watcher, *, use_index: bool) -> dict[str, int]:
+        """Return the number of results in each split."""
+        counts = {}
+        for tokens, ranges in self._plan(splits, watcher, use_index=use_index):
+            if self.finder is not None:
+                results: Iterator[Any] = self._search_documents(tokens, ranges, watcher)
+                counts[tokens.split] = sum(1 for _ in results)
+            else:
+                found = self._scan(tokens, ranges, watcher, with_ids=False)
+                counts[tokens.split] = sum(len(one.hits) for one in found)
+        return counts
+
+    def _plan(
+        self, splits: list[Tokens], watcher: Watcher, *, use_index: bool
+    ) -> Iterator[tuple[Tokens, Iterator[tuple[int, int]] | None]]:
+        """Yield the splits with the ranges to scan; None means all."""
+        opened = self._open_index(watcher) if use_index and self.words is not None else None
+        if opened is None:
+            watcher.begin("searching", sum(map(len, splits)), unit="tokens")
+        for tokens in splits:
+            narrowed = None
+            if opened is not None and self.words is not None:
+                narrowed = self._narrow(opened, tokens.split, watcher)
+                if narrowed is None:
+                    watcher.begin(f"searching {tokens.split}", len(tokens), unit="tokens")
+                else:
+                    watcher.note(
+                        f"Using the index: {narrowed.pieces:,} of {narrowed.of:,} pieces of "
+                        f"{tokens.split} can contain it."
+                    )
+            yield tokens, None if narrowed is None else narrowed.ranges
+
+    def _open_index(self, watcher: Watcher) -> WordIndex | None:
+        try:
+            return WordIndex.find(self.dataset)
+        except UnusableIndexError as error:
+            watcher.note(f"The index is not used. {error}")
+        except UsageError as error:  # tantivy is not installed
+            watcher.note(f"The index is not used. {error}")
+        return None
+
+    def _narrow(self, opened: WordIndex, split: str, watcher: Watcher) -> Narrowed | None:
+        try:
+            return opened.narrow(self.words or "", split)
+        except UnusableIndexError as error:
+            watcher.note(f"The index is not used. {error}")
+        return None
+
+    def _scan(
+        self,
+        tokens: Tokens,
+        ranges: Iterator[tuple[int, int]] | None,
+        watcher: Watcher,
+        *,
+        with_ids: bool = True,
+    ) -> Iterator[Found]:
+        assert self.pattern is not None
+        return scan(tokens, self.pattern, watcher, ranges=ranges, with_ids=with_ids)
+
+    def _search_documents(
+        self, tokens: Tokens, ranges: Iterator[tuple[int, int]] | None, watcher: Watcher
+    ) -> Iterator[Match]:
+        assert self.finder is not None
+        assert self.reader is not None
+        candidates = None
+        if self.pattern is not None:
+            found = self._scan(tokens, ranges, watcher, with_ids=False)
+            candidates = (token for one in found for token in one.hits.first.tolist())
+        return search_documents(tokens, self.finder, self.reader, watcher, candidates=candidates)

@@ -1,0 +1,121 @@
+"""What `where` returns: documents, what became of records that are not documents, and when rows are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tokenmill.store.documents import Document
+from tokenmill.store.tables import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visit:
+    """A row with tokens of a document: where a run reads it, and which of its tokens are the document's.
+
+    `index` is the place of the row in its rank's batch. Places `start` to `stop` (exclusive) of the row
+    are tokens of the document. `loss` is the row's loss, if a run recorded it.
+    """
+
+    row: int
+    epoch: int
+    step: int
+    rank: int
+    index: int
+    start: int
+    stop: int
+    loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visits:
+    """The rows in which a document is read.
+
+    `first` are the first of them. `read` is how many of them a run has read so far, and `latest` and
+    `next` are the last row that it has read and the first that it will read; None without a run.
+    `rows` is the number of rows that hold some of the document in one pass over the data, or None if
+    that depends on the draw (order `random`).
+    """
+
+    first: tuple[Visit, ...]
+    rows: int | None
+    read: int | None = None
+    latest: Visit | None = None
+    next: Visit | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundDocument:
+    """A document, or a token of data without document tables, in a dataset.
+
+    `name` is the dataset's name in a mixture, or "". The tokens are [start, start + length) of the
+    split; the first of them is token `shard_token` of the file `shard`. `text` is the beginning of
+    the text, or None if the tokenizer is unknown. `found` is where in the split a text was found.
+    """
+
+    name: str
+    path: str
+    split: str
+    start: int
+    length: int
+    shard: str
+    shard_token: int
+    document: Document | None = None
+    text: str | None = None
+    found: int | None = None
+    visits: Visits | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Absence:
+    """A record of an input file that is not a document of the dataset, and why.
+
+    `reason` is a reason of the ledger, such as "duplicate" or "empty"; or "rejected", if the ledger's
+    reason is not known; "skipped file"; "no record" if there is none at this place; or "unknown". `start` is where the record starts. `twins` are the documents
+    with the same text. `text` is the beginning of the record's text, if it could be read.
+    """
+
+    name: str
+    path: str
+    source: str
+    unit: str
+    reason: str
+    detail: str
+    start: int | None = None
+    key: str | None = None
+    text: str | None = None
+    twins: tuple[FoundDocument, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileContents:
+    """An input file, and how many of its documents are in each split. `first` are the first of them.
+
+    `fault` is why the whole file was skipped, or None.
+    """
+
+    name: str
+    path: str
+    source: Source
+    documents: Mapping[str, int]
+    first: tuple[Document, ...]
+    fault: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whereabouts:
+    """The answer of `where`.
+
+    `kind` is how `what` was understood. `documents` are the documents that were found; `is_all` says
+    whether there are no more. `absences` are records that are not in the dataset. `files` describes
+    whole input files. `notes` are remarks for the user.
+    """
+
+    what: str
+    kind: Literal["file", "key", "text", "token", "document"]
+    documents: tuple[FoundDocument, ...] = ()
+    is_all: bool = True
+    absences: tuple[Absence, ...] = ()
+    files: tuple[FileContents, ...] = ()
+    notes: tuple[str, ...] = field(default=())
