@@ -36,8 +36,8 @@ _WHERE = {
     "register_tokenizer": "tokenmill.tokenizers",
     "reshard": "tokenmill.convert.reshard",
     "sample": "tokenmill.training.sample",
-    "stats": "tokenmill.inspect.stats",
     "search": "tokenmill.inspect.search.search",
+    "stats": "tokenmill.inspect.stats",
     "train": "tokenmill.training.run",
     "train_tokenizer": "tokenmill.preparation.train_tokenizer",
     "verify": "tokenmill.dataset.verify",
@@ -69,8 +69,8 @@ __all__ = [
     "register_tokenizer",
     "reshard",
     "sample",
-    "stats",
     "search",
+    "stats",
     "train",
     "train_tokenizer",
     "verify",
@@ -88,8 +88,8 @@ if TYPE_CHECKING:
     from tokenmill.errors import TokenmillError
     from tokenmill.inspect.diff import diff
     from tokenmill.inspect.explain import explain
-    from tokenmill.inspect.stats import stats
     from tokenmill.inspect.search.search import index, search
+    from tokenmill.inspect.stats import stats
     from tokenmill.inspect.where import where
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader

@@ -25,7 +25,6 @@ _COMMANDS = {
     "download": ("download:download", "Download tokens or text from the Hugging Face Hub."),
     "info": ("info:info", "Show what a dataset contains."),
     "peek": ("peek:peek", "Show the text and the origin of one document."),
-    "explain": ("explain:explain", "Show which documents a training step, row or token is from."),
     "stats": ("stats:stats", "Show what a dataset consists of: tokens, lengths, scripts."),
     "diff": ("diff:diff", "Compare the documents of two datasets."),
     "explain": ("explain:explain", "Show the documents of a training step, row or token."),
