@@ -391,3 +391,8 @@ def test_statistics_that_cannot_be_kept_are_returned(tmp_path: Path) -> None:
     (tmp_path / "d/.tokenmill" / identify(data)).write_text("not a folder")
     assert stats(data).tokens == 97
     assert read_stats(data) is None
+    (tmp_path / "d/.tokenmill" / identify(data)).unlink()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "d/.tokenmill" / identify(data)).symlink_to(tmp_path / "elsewhere")
+    assert stats(data).tokens == 97
+    assert not [*(tmp_path / "elsewhere").iterdir()]

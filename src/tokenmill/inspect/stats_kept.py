@@ -20,7 +20,7 @@ from tokenmill.errors import DatasetError, TokenizerError
 from tokenmill.inspect.kept import find_kept
 from tokenmill.inspect.stats_result import Figures, Sources, Statistics
 from tokenmill.inspect.stats_tokens import MOST_IDS
-from tokenmill.storage.files import write_file
+from tokenmill.storage.files import refuse_link, write_file
 from tokenmill.storage.reading import read_inside
 from tokenmill.storage.receipts import encode_receipt, read_receipt
 from tokenmill.tokenizers import Tokenizer
@@ -73,8 +73,13 @@ def read_kept(dataset: Dataset, split: str | None) -> Statistics | None:
 
 
 def keep(dataset: Dataset, found: Statistics) -> None:
-    """Write statistics to the folder of kept results. Raises OSError if that is not possible."""
+    """Write statistics to the folder of kept results.
+
+    Raises OSError or FolderError if that is not possible. A link in the place of the folder is refused,
+    since the dataset may be a stranger's.
+    """
     folder = find_kept(dataset, make=True)
+    refuse_link(folder)
     values: dict[str, Any] = {
         one.name: getattr(found, one.name) for one in dataclasses.fields(Figures)
     }
