@@ -22,6 +22,13 @@ from tokenmill.inspect.stats import read_stats, stats
 WORDS = ["hello", "world", "многие", "слова", "中文字", "テスト", "مرحبا", "x = 1", "été", "🙂"]
 
 
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep results about data in other formats in a folder of the test."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("texts")
@@ -384,3 +391,8 @@ def test_statistics_that_cannot_be_kept_are_returned(tmp_path: Path) -> None:
     (tmp_path / "d/.tokenmill" / identify(data)).write_text("not a folder")
     assert stats(data).tokens == 97
     assert read_stats(data) is None
+    (tmp_path / "d/.tokenmill" / identify(data)).unlink()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "d/.tokenmill" / identify(data)).symlink_to(tmp_path / "elsewhere")
+    assert stats(data).tokens == 97
+    assert not [*(tmp_path / "elsewhere").iterdir()]

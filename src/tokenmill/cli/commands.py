@@ -26,6 +26,8 @@ _COMMANDS = {
     "info": ("info:info", "Show what a dataset contains."),
     "peek": ("peek:peek", "Show the text and the origin of one document."),
     "view": ("view:view", "Show a dataset and its runs in the browser."),
+    "stats": ("stats:stats", "Show what a dataset consists of: tokens, lengths, scripts."),
+    "diff": ("diff:diff", "Compare the documents of two datasets."),
     "explain": ("explain:explain", "Show the documents of a training step, row or token."),
     "where": ("where:where", "Show where a document is, and when a run reads it."),
     "search": ("search:search", "Show every occurrence of a text in a dataset."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -68,7 +69,7 @@ def diff(
         commands = [f"tokenmill stats {typed(path)}{given}" for path in (one, other)]
         for example in found.examples[:1]:
             place = one if example.kind == "removed" else other
-            command = f"tokenmill peek {typed(place)}{given} --split {example.split}"
+            command = f"tokenmill peek {typed(place)}{given} --split {shlex.quote(example.split)}"
             commands.insert(0, f"{command} --token {example.start}")
         show_next(*commands)
     return 0 if found.is_same else 1

@@ -98,7 +98,8 @@ def stats(
         print(json_format.dumps(_encode(found), indent=2).replace("\x7f", "\\u007f"))
         return 0
     for name, part in (found.parts or {"": found}).items():
-        show(f"\n== {one_line(name)} ==" if name else "")
+        if name:
+            show(f"\n== {one_line(name)} ==")
         _show(part, seq_len, max(top, 1))
     _show_budget(found)
     shown = " ".join(shlex.quote(one) for one in data)

@@ -246,7 +246,7 @@ def compare(one: Dataset, other: Dataset, watcher: Watcher, limit: int = LIMIT) 
             watcher.advance(_measure(sides, entries))
             yield entries
 
-    for part in divide(chain(held, rest()), total, lambda _: None, limit):
+    for part in divide(chain(held, rest()), total, watcher, limit):
         tally.add(part)
     return _report(sides, splits, paths, tally, notes)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
@@ -17,6 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from tokenmill.inspect.diff_matching import ENTRY, Entries, reduce_entries
+from tokenmill.progress import Watcher
 from tokenmill.storage.disk import explain_disk_errors
 
 LIMIT = 1 << 20  # entries in memory
@@ -26,24 +27,23 @@ _READ = 1 << 17  # entries read at once
 
 
 def divide(
-    blocks: Iterable[Entries], total: int, advance: Callable[[int], None], limit: int = LIMIT
+    blocks: Iterable[Entries], total: int, watcher: Watcher, limit: int = LIMIT
 ) -> Iterator[Entries]:
     """Yield all entries again, so that entries with equal keys are in the same array.
 
-    `total` is how many there are. Reports how many entries were yielded to `advance`.
+    `total` is how many there are, or any number above `limit` if there are more than that.
     """
     if total <= limit:
         found = list(blocks)
-        entries = np.concatenate(found) if found else np.empty(0, ENTRY)
-        advance(len(entries))
-        yield entries
+        yield np.concatenate(found) if found else np.empty(0, ENTRY)
         return
     # A random factor, so that nobody can make keys that are all in one part.
     factor = np.uint64(secrets.randbits(64) | 1)
     with explain_disk_errors(), tempfile.TemporaryDirectory(prefix="tokenmill-diff-") as name:
         folder = Path(name)
         _distribute(blocks, folder, factor, 0)
-        yield from _read_all(folder, factor, 0, limit, advance)
+        watcher.begin("comparing documents", sum(one.stat().st_size for one in folder.iterdir()))
+        yield from _read_all(folder, factor, 0, limit, watcher)
 
 
 def _distribute(blocks: Iterable[Entries], folder: Path, factor: np.uint64, round: int) -> None:
@@ -64,20 +64,20 @@ def _distribute(blocks: Iterable[Entries], folder: Path, factor: np.uint64, roun
 
 
 def _read_all(
-    folder: Path, factor: np.uint64, round: int, limit: int, advance: Callable[[int], None]
+    folder: Path, factor: np.uint64, round: int, limit: int, watcher: Watcher
 ) -> Iterator[Entries]:
     for path in sorted(folder.iterdir()):
         count = path.stat().st_size // ENTRY.itemsize
         reduced = _reduce_file(path, limit if round + 1 < _ROUNDS else count)
         if reduced is not None:
             yield reduced
-            advance(count)
+            watcher.advance(count * ENTRY.itemsize)
         else:
             below = folder / f"{path.name}.parts"
             below.mkdir()
             _distribute(_read(path), below, factor, round + 1)
             path.unlink()
-            yield from _read_all(below, factor, round + 1, limit, advance)
+            yield from _read_all(below, factor, round + 1, limit, watcher)
             below.rmdir()
             continue
         path.unlink()

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from tokenmill.dataset.named import parse_named
 from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.opening import open as open_dataset
-from tokenmill.errors import TokenizerError, UsageError
+from tokenmill.errors import FolderError, TokenizerError, UsageError
 from tokenmill.inspect.stats_budget import find_epochs
 from tokenmill.inspect.stats_documents import (
     EndCounter,
@@ -255,8 +255,9 @@ def _find(
     found = _Computation(dataset, names, split, sorted(lengths), limit, watcher).run()
     try:
         keep(dataset, found)
-    except OSError as error:  # a full disk, or a folder that cannot be written to
-        watcher.note(f"The statistics cannot be kept: {error.strerror or error}.")
+    except (OSError, FolderError) as error:  # a full disk, or a folder that cannot be used
+        reason = error.strerror if isinstance(error, OSError) else None
+        watcher.note(f"The statistics cannot be kept: {reason or error}")
     return found
 
 

@@ -21,7 +21,7 @@ from tokenmill.errors import DatasetError, FolderError, TokenizerError
 from tokenmill.inspect.kept import find_kept
 from tokenmill.inspect.stats_result import Figures, Sources, Statistics
 from tokenmill.inspect.stats_tokens import MOST_IDS
-from tokenmill.storage.files import is_temporary, write_file
+from tokenmill.storage.files import is_temporary, refuse_link, write_file
 from tokenmill.storage.lock import FileLock
 from tokenmill.storage.reading import read_inside
 from tokenmill.storage.receipts import encode_receipt, read_receipt
@@ -75,17 +75,16 @@ def read_kept(dataset: Dataset, split: str | None) -> Statistics | None:
 
 
 def keep(dataset: Dataset, found: Statistics) -> None:
-    """Write statistics to the folder of kept results. Raises OSError if that is not possible.
+    """Write statistics to the folder of kept results.
 
-    If another process is doing so, nothing is written.
+    If another process is doing so, nothing is written. Raises OSError or FolderError if writing is
+    not possible. A link in the place of the folder is refused, since the dataset may be a stranger's.
     """
     folder = find_kept(dataset, make=True)
-    try:
-        lock = FileLock(folder / f"{_NAME}.lock")
-        if not lock.acquire():
-            return
-    except FolderError as error:
-        raise OSError(str(error)) from error
+    refuse_link(folder)
+    lock = FileLock(folder / f"{_NAME}.lock")
+    if not lock.acquire():
+        return
     try:
         for name in os.listdir(folder):  # of processes that were killed
             if name.startswith(_NAME) and is_temporary(name):
