@@ -99,7 +99,6 @@ if TYPE_CHECKING:
     from tokenmill.inspect.spikes import spikes
     from tokenmill.inspect.stats import stats
     from tokenmill.inspect.view.server import view
-    from tokenmill.inspect.stats import stats
     from tokenmill.inspect.where import where
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill.dataset.opening import Dataset
-from tokenmill.errors import DatasetError, FolderError, TokenizerError
+from tokenmill.errors import DatasetError, TokenizerError
 from tokenmill.inspect.kept import find_kept
 from tokenmill.inspect.stats_result import Figures, Sources, Statistics
 from tokenmill.inspect.stats_tokens import MOST_IDS
