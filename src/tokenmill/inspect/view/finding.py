@@ -88,7 +88,7 @@ def find_matches(
         watcher=notes,
     )
     is_end = False
-    with closing(matches) as open_matches:  # type: ignore[type-var]
+    with closing(matches) as open_matches:
         try:
             for match in open_matches:
                 if match.token < first or (per_document and _is_same(found, match)):
