@@ -14,6 +14,8 @@ COMMANDS = [
     "download",
     "info",
     "peek",
+    "search",
+    "index",
     "verify",
     "cache",
     "train",

@@ -114,6 +114,11 @@ def folder(texts, tmp_path_factory):
     return where / "data"
 
 
+@pytest.fixture(scope="module")
+def dataset(folder):
+    return tokenmill.open(folder)
+
+
 WANTED = [
     *(
         "the",
@@ -146,12 +151,11 @@ WANTED = [
 
 
 @pytest.mark.parametrize("wanted", WANTED)
-def test_every_occurrence_in_a_dataset_is_found(folder, wanted):
-    dataset = tokenmill.open(folder)
+def test_every_occurrence_in_a_dataset_is_found(dataset, wanted):
     expected = expect(dataset, wanted)
-    matches = list(search(folder, wanted))
+    matches = list(search(dataset, wanted))
     assert places(matches) == expected
-    assert count_matches(folder, wanted) == {
+    assert count_matches(dataset, wanted) == {
         split: sum(place[0] == split for place in expected) for split in dataset
     }
     for match in matches[:50]:
@@ -210,8 +214,7 @@ def test_ids_without_documents_are_one_long_text(tmp_path):
     assert [(match.token, match.byte, match.before) for match in found] == [(2, 2, "ab")]
 
 
-def test_sequences_of_ids_are_found(folder):
-    dataset = tokenmill.open(folder)
+def test_sequences_of_ids_are_found(dataset):
     ids = dataset["train"][:]
     for start, length in ((0, 1), (5, 2), (30, 7)):
         wanted = ids[start : start + length].tolist()
@@ -236,8 +239,7 @@ def test_ids_are_found_without_a_tokenizer(tmp_path):
 
 
 @pytest.mark.parametrize("wanted", ["THE QUICK", "CAFé", "straßE", "ok 🎉", "NAÏVE"])
-def test_case_is_ignored_on_request(folder, wanted):
-    dataset = tokenmill.open(folder)
+def test_case_is_ignored_on_request(dataset, wanted):
     expected = []
     for split in dataset:
         for document in dataset[split].documents:
@@ -314,12 +316,44 @@ def test_matches_come_before_everything_is_read(tmp_path):
         list(matches)
 
 
-def test_a_limit_ends_the_search(folder):
-    everything = list(search(folder, "e"))
-    assert list(search(folder, "e", limit=3)) == everything[:3]
+def test_a_change_of_the_data_changes_the_anchor():
+    """What is rare at first is everywhere later; results stay complete."""
+    ids = np.concatenate((np.tile([1, 2, 2, 2], 50_000), np.tile([2, 1, 1, 1], 200_000)))
+    vocabulary = Vocabulary([b"", b"a", b"b"])
+    tokens = Tokens.of(ids.astype(np.uint16))
+    pattern = TextPattern(vocabulary, b"bab")
+    found = list(scan(tokens, pattern, Nobody(), chunk=100_000))
+    text = bytes(np.frombuffer(b"-ab", np.uint8)[ids])
+    assert [one for some in found for one in some.hits.first.tolist()] == list(
+        find_all(text, b"bab")
+    )
 
 
-def test_wrong_requests_are_refused(folder):
+def test_many_occurrences_in_each_token_are_found_piece_by_piece(monkeypatch):
+    monkeypatch.setattr("tokenmill.inspect.search.pattern._ENTRIES", 100)
+    tokens = Tokens.of(np.tile(np.array([1, 2], np.uint16), 50))
+    vocabulary = Vocabulary([b"", b" " * 30, b" x "])
+    pattern = TextPattern(vocabulary, b"  ")
+    for with_ids in (True, False):
+        found = list(scan(tokens, pattern, Nobody(), chunk=64, with_ids=with_ids))
+        assert len(found) > 10
+        assert max(len(one.hits) for one in found) < 200
+        hits = [
+            place
+            for one in found
+            for place in zip(one.hits.first.tolist(), one.hits.skip.tolist(), strict=True)
+        ]
+        bounds = np.cumsum([0, *[30, 3] * 50])
+        places = list(find_all((b" " * 30 + b" x ") * 50, b"  "))
+        assert [int(bounds[token]) + skip for token, skip in hits] == places
+
+
+def test_a_limit_ends_the_search(dataset):
+    everything = list(search(dataset, "e"))
+    assert list(search(dataset, "e", limit=3)) == everything[:3]
+
+
+def test_wrong_requests_are_refused(dataset):
     for wrong, message in (
         ({"text": ""}, "from 1 to"),
         ({"text": "x" * 70_000}, "from 1 to"),
@@ -333,9 +367,9 @@ def test_wrong_requests_are_refused(folder):
         ({"text": "(", "regex": True}, "not a regular expression"),
     ):
         with pytest.raises(UsageError, match=message):
-            search(folder, **wrong)
+            search(dataset, **wrong)
     with pytest.raises(DatasetError, match="no split 'test'"):
-        search(folder, "a", split="test")
+        search(dataset, "a", split="test")
 
 
 def test_bytes_before_a_match_are_counted_over_chunks(tmp_path):

@@ -18,9 +18,11 @@ from tokenmill.cli.console import Display, show_styled, typed, typed_options, wa
 from tokenmill.cli.opening import RECOGNISED, Opening, parse_path
 from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.errors import UsageError
+from tokenmill.inspect.kept import may_have_kept
 from tokenmill.inspect.search.matches import Match
 from tokenmill.inspect.search.search import count_matches
 from tokenmill.inspect.search.search import search as find
+from tokenmill.inspect.search.word_index import NAME
 from tokenmill.wording import count, counted, one_line
 
 
@@ -93,7 +95,7 @@ def search(
         return 0 if any(counts.values()) else 1
     with Display() as display:
         matches = find(dataset, text, limit=limit, watcher=display, **wanted)
-        with closing(matches):
+        with closing(matches):  # ends the threads of a search that stops early
             shown, last = _show(matches, out, json=json)
     if last is None:
         warn(f"{_name(text, tokens)} does not occur in {_name_splits(dataset.splits, split)}.")
@@ -103,7 +105,7 @@ def search(
         show_styled(
             Text(f"\n{counted(shown, 'occurrence')}{', and maybe more' if stopped else ''}")
         )
-        _show_next(last, here, can_index=index and text is not None)
+        _show_next(last, here, can_index=text is not None and not may_have_kept(dataset, NAME))
     return 0
 
 
@@ -144,8 +146,8 @@ def _as_json(match: Match) -> str:
 def _show_next(last: Match, here: str, *, can_index: bool) -> None:
     given = f" --split {shlex.quote(last.split)}" if last.split != "train" else ""
     commands = [f"tokenmill peek {here}{given} --token {last.token}"]
-    if last.document is not None:
-        commands.append(f"tokenmill where {here}{given} --document {last.document.number}")
+    if last.document is not None and last.document.key is not None:
+        commands.append(f"tokenmill where {here} {last.document.key}")
     if can_index:
         commands.append(f"tokenmill index {here}")
     show_styled(Text("\nNext:  " + "\n       ".join(commands)))

@@ -270,7 +270,9 @@ def _search_document(
         low, high = max(place - overlap, start), min(place + window + overlap, stop)
         text = reader.read(tokens.read(low, high))
         # Only matches that begin before this character belong to this window.
-        limit = len(text.text) if high == stop else text.find_character(place + window - low)
+        limit = (
+            len(text.text) if place + window >= stop else text.find_character(place + window - low)
+        )
         first = text.find_character(max(searched, place) - low)
         for begin, end in finder.find(text.text, first):
             if begin >= limit:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -52,35 +53,49 @@ def scan(
     """
     chunk = chunk or (REMOTE_CHUNK if tokens.is_remote else CHUNK)
 
-    def search(low: int, high: int) -> Found:
+    def search(low: int, high: int) -> Iterable[Found]:
         start = max(low - MARGIN, 0)
-        with tokens.viewing(start, min(high + pattern.width + MARGIN, len(tokens))) as ids:
+
+        def find(ids: AnyIds) -> Iterator[Hits]:
             # Searched without the margin before it: hits may not begin there.
-            hits = pattern.find(ids[low - start :], high - low)
-            if not len(hits):
-                return Found(hits=hits, ids=ids[:0], start=start)
-            hits = keep_within_documents(tokens, hits.moved(low), ids, start)
-            return Found(hits=hits, ids=ids.copy() if with_ids else ids[:0], start=start)
+            for hits in pattern.find(ids[low - start :], high - low):
+                yield keep_within_documents(tokens, hits.moved(low), ids, start)
 
-    def finish(low: int, high: int, future: Future[Found]) -> Iterator[Found]:
-        found = future.result()
-        watcher.advance(high - low)
-        yield found
-        if reached is not None:
-            reached(high)
+        with tokens.viewing(start, min(high + pattern.width + MARGIN, len(tokens))) as ids:
+            blocks = list(islice(find(ids), 2))
+            if not any(map(len, blocks)) and len(blocks) < 2:
+                return ()
+            kept = ids.copy() if with_ids or len(blocks) > 1 else ids[:0]
+        if len(blocks) > 1:  # too much for memory, so it is found again while it is used
+            return (Found(hits=hits, ids=kept, start=start) for hits in find(kept))
+        return (Found(hits=blocks[0], ids=kept, start=start),)
 
-    pending: deque[tuple[int, int, Future[Found]]] = deque()
+    pending: deque[tuple[int, int, Future[Iterable[Found]]]] = deque()
+    most = 0
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="search")
     try:
-        for low, high in _cut(ranges or [(0, len(tokens))], chunk):
+        for low, high in _cut([(0, len(tokens))] if ranges is None else ranges, chunk):
             pending.append((low, high, pool.submit(search, low, high)))
             # The first chunk is searched alone: it is a sample from which the pattern learns.
-            while len(pending) > (THREADS if low else 0):
-                yield from finish(*pending.popleft())
+            while len(pending) > most:
+                yield from _take(pending, watcher, reached)
+            most = THREADS
         while pending:
-            yield from finish(*pending.popleft())
+            yield from _take(pending, watcher, reached)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _take(
+    pending: deque[tuple[int, int, Future[Iterable[Found]]]],
+    watcher: Watcher,
+    reached: Callable[[int], None] | None,
+) -> Iterator[Found]:
+    low, high, future = pending.popleft()
+    yield from future.result()
+    watcher.advance(high - low)
+    if reached is not None:
+        reached(high)
 
 
 def _cut(ranges: Iterable[tuple[int, int]], chunk: int) -> Iterator[tuple[int, int]]:

@@ -75,12 +75,12 @@ def search(
     format: str | None = None,
     column: str | None = None,
     eot_id: int | None = None,
-) -> Iterator[Match]:
+) -> Generator[Match]:
     """Yield every occurrence of `text` in a dataset, in order, as they are found.
 
-    >>> import tempfile
+    >>> import pathlib, tempfile
     >>> import tokenmill
-    >>> folder = Path(tempfile.mkdtemp())
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> _ = (folder / "a.txt").write_text("To be, or not to be.")
     >>> _ = tokenmill.prepare(folder / "a.txt", folder / "data", val_fraction=0)
     >>> for match in search(folder / "data", "be", limit=1):
@@ -123,7 +123,7 @@ def search(
         raise UsageError(f"`limit` is {limit}; it must be 1 or more.")
     splits = _choose_splits(dataset, split)
 
-    def run() -> Iterator[Match]:
+    def run() -> Generator[Match]:
         with watching(watcher, progress) as watching_now:
             found = query.search(splits, watching_now, use_index=use_index)
             try:
@@ -343,7 +343,8 @@ class _Query:
                     )
             ranges = None if narrowed is None else narrowed.ranges
             if self.start:
-                ranges = _begin_at(self.start, ranges or iter([(0, len(tokens))]))
+                whole = iter([(0, len(tokens))])
+                ranges = _begin_at(self.start, whole if ranges is None else ranges)
             yield tokens, ranges
 
     def _open_index(self, watcher: Watcher) -> WordIndex | None:

@@ -74,7 +74,8 @@ class Vocabulary:
             return ids
         unsigned = ids.astype(ids.dtype.newbyteorder("="), copy=False)
         unsigned = unsigned.view(f"u{ids.dtype.itemsize}")  # negative numbers become huge
-        return np.minimum(unsigned, self.size, dtype=unsigned.dtype).astype(np.uint32, copy=False)
+        trimmed: AnyIds = np.minimum(unsigned, self.size, dtype=unsigned.dtype)
+        return trimmed.astype(np.uint32, copy=False)
 
     def measure(self, ids: AnyIds) -> int:
         """Return the number of bytes of some trimmed ids together."""

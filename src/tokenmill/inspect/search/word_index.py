@@ -34,7 +34,7 @@ from tokenmill.inspect.search.pattern import EMPTY
 from tokenmill.inspect.search.vocabulary import Vocabulary
 from tokenmill.inspect.search.words import LONG, Word, find_words, list_words
 from tokenmill.progress import Watcher
-from tokenmill.storage.files import make_folder, remove, sync_folder, write_file
+from tokenmill.storage.files import make_folder, refuse_link, remove, sync_folder, write_file
 from tokenmill.storage.lock import FileLock
 
 NAME, FACTS_NAME = "words", "tokenmill_index.json"
@@ -88,6 +88,7 @@ def build(dataset: Dataset, vocabulary: Vocabulary, watcher: Watcher) -> IndexRe
     tantivy = import_tantivy()
     kept = find_kept(dataset, make=True)
     expected = _describe(dataset)
+    refuse_link(kept)
     lock = FileLock(kept / f"{NAME}.lock")
     lock.acquire_or_refuse(
         f"{kept} is being indexed by another process", "Wait until it has finished."
@@ -180,12 +181,13 @@ def _write_progress(folder: Path, pieces: int, text_bytes: int) -> None:
 def _open_partial(tantivy: Any, folder: Path, expected: Facts) -> tuple[Any, int, int]:
     """Return an unfinished index of the same data to continue, or a new one."""
     with suppress(Exception):
+        refuse_link(folder)
         if msgspec.json.decode((folder / FACTS_NAME).read_bytes(), type=Facts) == expected:
             index = tantivy.Index.open(str(folder))
             progress = msgspec.json.decode((folder / _PROGRESS_NAME).read_bytes(), type=_Progress)
             if index.searcher().num_docs == progress.pieces:
                 return index, progress.pieces, progress.text_bytes
-    remove(folder)
+    remove(folder)  # if it is a link, only the link
     make_folder(folder)
     schema = tantivy.SchemaBuilder()
     schema.add_text_field("words", tokenizer_name="whitespace", index_option="basic")

@@ -17,6 +17,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 LONGEST = 64  # bytes
 LONG = "\x01long"  # in no text: there, control characters separate words
 
@@ -53,7 +55,10 @@ def list_words(text: bytes) -> str:
         spaced = _ALONE.sub(r" \g<0> ", text.decode("utf-8", "replace"))
         text = " ".join(spaced.split()).encode()  # without spaces beyond ASCII
     text = text.translate(_TABLE)
-    return _TOO_LONG.sub(LONG.encode(), text).decode()
+    spaces = np.flatnonzero(np.frombuffer(text, np.uint8) == 32)
+    if np.diff(spaces, prepend=-1, append=len(text)).max() > LONGEST + 1:
+        text = _TOO_LONG.sub(LONG.encode(), text)  # slow: most texts have no such word
+    return text.decode()
 
 
 def find_words(text: str) -> list[Word]:

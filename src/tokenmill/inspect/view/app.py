@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenmillError, UsageError, lacks_memory
+from tokenmill.inspect.run_view import RunView
 from tokenmill.inspect.view import batches, documents, listing, overview, runs, search
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.rendering import Templates
@@ -33,7 +34,6 @@ from tokenmill.inspect.view.viewer import (
     Page,
     PageFunction,
     Routes,
-    RunView,
     Viewer,
 )
 from tokenmill.inspect.view.work import StatisticsWork
@@ -83,7 +83,8 @@ def make_app(
         bound_memory()
         if not started:  # the first page comes first
             started.append(True)
-            warm_up.start()
+            with suppress(RuntimeError):  # another page was as fast, or there is no memory for it
+                warm_up.start()
 
     def make_handler(show: PageFunction) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.errors import UsageError
+from tokenmill.inspect.run_view import RunView
 from tokenmill.inspect.view.listing import get_documents
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.spelling import find_speller
@@ -19,7 +20,6 @@ from tokenmill.inspect.view.viewer import (
     MissingPageError,
     Page,
     Routes,
-    RunView,
     Viewer,
     make_link,
     read_tokens,

@@ -1,0 +1,158 @@
+"""The commands `tokenmill search` and `tokenmill index`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+from dataset_builder import build
+
+import tokenmill
+from tokenmill.cli import main
+
+TEXTS = {"train": ["Hello, world!\n", "", "a hello\tand hello", "Hello"], "val": ["Oh hello."]}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    build(tmp_path / "data", TEXTS)
+    return tmp_path / "data"
+
+
+def test_occurrences_are_shown_with_their_documents(folder, capsys):
+    assert main(["search", str(folder), "hello"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "train, document 2: texts/a.txt, byte 16\n"
+        "    a hello\\tand hello<|endoftext|>\n"
+        "    a hello\\tand hello<|endoftext|>\n"
+        "val, document 0: texts/a.txt, byte 40\n"
+        "    Oh hello.<|endoftext|>\n"
+        "\n3 occurrences\n"
+    ), out
+    assert f"tokenmill peek {folder} --split val --token" in out
+    assert f"tokenmill index {folder}" in out
+
+
+def test_counts_limits_and_splits(folder, capsys):
+    assert main(["search", str(folder), "hello", "--count"]) == 0
+    assert capsys.readouterr().out == "train: 2\nval: 1\n"
+    assert main(["search", str(folder), "hello", "--count", "--json", "--split", "val"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"val": 1}
+    assert main(["search", str(folder), "hello", "--limit", "1"]) == 0
+    assert "1 occurrence, and maybe more" in capsys.readouterr().out
+    assert main(["search", str(folder), "hello", "--ignore-case", "--count"]) == 0
+    assert capsys.readouterr().out == "train: 4\nval: 1\n"
+    assert main(["search", str(folder), "H.l+", "--regex", "--count"]) == 0
+    assert capsys.readouterr().out == "train: 2\nval: 0\n"
+    assert main(["search", str(folder), "--tokens", "108, 108,111", "--count"]) == 0
+    assert capsys.readouterr().out == "train: 4\nval: 1\n"
+
+
+def test_nothing_found_has_status_1(folder, capsys):
+    assert main(["search", str(folder), "zebra"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "'zebra' does not occur in train or val.\n"
+    assert main(["search", str(folder), "zebra", "--count"]) == 1
+    assert main(["search", str(folder), "--tokens", "1,2", "--split", "val"]) == 1
+    assert "The sequence of ids 1,2 does not occur in val." in capsys.readouterr().err
+
+
+def test_wrong_usage_has_status_2(folder, capsys):
+    for wrong in (
+        [],
+        ["a", "--tokens", "1"],
+        ["--tokens", "x"],
+        ["(", "--regex"],
+        ["a", "--limit", "0"],
+    ):
+        assert main(["search", str(folder), *wrong]) == 2
+        assert "tokenmill" in capsys.readouterr().err
+    assert main(["search", str(folder), "a", "--split", "nope"]) == 1
+
+
+def test_json_has_a_line_for_each_occurrence(folder, capsys):
+    assert main(["search", str(folder), "hello", "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [one["split"] for one in found] == ["train", "train", "val"]
+    assert found[0]["byte"] == 2
+    assert found[0]["document"]["number"] == 2
+    assert found[0]["document"]["source"]["path"] == "texts/a.txt"
+    assert all(line.isascii() for line in lines)
+
+
+def test_control_characters_are_escaped(tmp_path, capsys):
+    build(tmp_path / "d", {"train": ["\x1b[31mred \x07 needle [bold]x \u202e\x7f"]})
+    for extra in ([], ["--json"]):
+        assert main(["search", str(tmp_path / "d"), "needle", *extra]) == 0
+        out = capsys.readouterr().out
+        assert not {"\x1b", "\x07", "\u202e", "\x7f"} & set(out)
+        assert "[bold]x" in out
+
+
+def test_a_terminal_shows_the_match_highlighted(folder):
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"}
+    environment.pop("NO_COLOR", None)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tokenmill.cli", "search", str(folder), "world"],
+        stdout=follower, stderr=follower, env=environment,
+    ) as child:  # fmt: skip
+        os.close(follower)
+        shown = b""
+        while True:
+            try:
+                block = os.read(leader, 4096)
+            except OSError:
+                break
+            shown += block
+            if not block:
+                break
+    os.close(leader)
+    assert child.returncode == 0
+    assert b"Hello, \x1b[1;31mworld\x1b[0m!" in shown
+
+
+def test_piped_results_are_whole_with_a_terminal_for_progress(folder):
+    """A display on stderr must not swallow what is written to a pipe."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "tokenmill.cli", "search", str(folder), "hello", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower) as child:
+        os.close(follower)
+        out = child.stdout.read()
+    os.close(leader)
+    assert [json.loads(line)["split"] for line in out.splitlines()] == ["train", "train", "val"]
+
+
+def test_index_reports_its_size_and_search_says_that_it_is_used(tmp_path, capsys):
+    words = " ".join(f"w{number}" for number in range(30_000))
+    build(tmp_path / "d", {"train": [words]}, shard_tokens=1 << 17)
+    data = str(tmp_path / "d")
+    assert main(["index", data]) == 0
+    out = capsys.readouterr().out
+    assert "indexed" in out
+    assert "% of the text" in out
+    assert f"tokenmill search {data}" in out
+    assert main(["search", data, "w4711 "]) == 0
+    captured = capsys.readouterr()
+    assert "Using the index: 1 of " in captured.err
+    assert "tokenmill index" not in captured.out
+    assert main(["search", data, "w4711 ", "--no-index"]) == 0
+    assert "Using" not in capsys.readouterr().err
+    assert main(["index", data]) == 0
+    assert "indexed already" in capsys.readouterr().out
+
+
+def test_searching_imports_no_index_library(folder):
+    code = (
+        "import sys\nfrom tokenmill.cli import main\nmain(['search', sys.argv[1], 'hello'])\n"
+        "assert not {'tantivy', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, folder], check=True, stdout=subprocess.PIPE)
+    assert tokenmill.search is not None
