@@ -111,8 +111,8 @@ tokenmill prepare TEXTS --out no/such/folder
     dataset = tokenmill.dataset.opening.open(
         path, dtype=dtype, format=format, column=column, cache_bytes=0
     )
-    name = str(as_path(path)) if isinstance(path, (str, os.PathLike)) else None
-    found = describe_dataset(dataset, name)
+    shown = str(as_path(path)) if isinstance(path, (str, os.PathLike)) else None
+    found = describe_dataset(dataset, shown)
     if cache_dir is not None or not is_mappable(dataset.path):
         found = replace(found, cache=find_cached(dataset, cache_dir))
     return found

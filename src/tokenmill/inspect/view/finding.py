@@ -91,16 +91,15 @@ def find_matches(
     with closing(matches) as open_matches:
         try:
             for match in open_matches:
-                if match.token < first or (per_document and _is_same(found, match)):
+                if match.token < first:
                     continue
-                if len(found) >= limit and match.token > found[-1].token:
+                # Several matches may begin in one token, so a page ends between two tokens.
+                is_full = len(found) >= limit or time.monotonic() >= until
+                if found and is_full and match.token > found[-1].token:
                     place = _find_next(found[-1], per_document=per_document)
                     break
-                found.append(match)
-                # Several matches may begin in one token, so the place is that of the next one.
-                if time.monotonic() >= until:
-                    place = _find_next(match, per_document=per_document)
-                    break
+                if not (per_document and _is_same(found, match)):
+                    found.append(match)
             else:
                 is_end = True
         except _TimeIsUpError:

@@ -15,6 +15,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -147,27 +148,34 @@ def _find_by_order(documents: Documents, low: int, high: int) -> tuple[int, int]
     Returns None unless the table seems to be in the order of sources.
     """
     count = len(documents)
-
-    def source_of(number: int) -> int:
-        return int(documents.record(number)["source"])
-
-    places = np.unique(np.linspace(0, count - 1, min(SAMPLES, count)).astype(np.int64))
-    sampled = [source_of(number) for number in places.tolist()]
+    places, sampled = _sample_sources(documents)
     if any(later < earlier for earlier, later in pairwise(sampled)):
         return None
 
     def search(is_before: Callable[[int], bool]) -> int:
         at = bisect_left(sampled, True, key=lambda source: not is_before(source))
-        begin = int(places[at - 1]) if at else 0
-        end = int(places[at]) if at < len(places) else count
+        begin = places[at - 1] if at else 0
+        end = places[at] if at < len(places) else count
         while begin < end:
             middle = (begin + end) // 2
-            if is_before(source_of(middle)):
+            if is_before(_find_source(documents, middle)):
                 begin = middle + 1
             else:
                 end = middle
         return begin
 
-    if not count:
-        return 0, 0
     return search(lambda source: source < low), search(lambda source: source <= high)
+
+
+@lru_cache(maxsize=64)
+def _sample_sources(documents: Documents) -> tuple[list[int], list[int]]:
+    """Return the numbers of evenly spaced documents, and their sources."""
+    count = len(documents)
+    numbers = (
+        sorted({place * (count - 1) // (SAMPLES - 1) for place in range(SAMPLES)}) if count else []
+    )
+    return numbers, [_find_source(documents, number) for number in numbers]
+
+
+def _find_source(documents: Documents, number: int) -> int:
+    return int(documents.record(number)["source"])
