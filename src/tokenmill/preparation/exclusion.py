@@ -126,7 +126,7 @@ def _is_there(path: Path) -> bool:
 
 
 def read_exclusions(*paths: str | os.PathLike[str]) -> Exclusions:
-    """Read the keys of some lists. Costs about 1.2 s per million keys.
+    """Read the keys of some lists. Costs about 1 to 2 s per million keys.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "list.jsonl"

@@ -82,9 +82,9 @@ class ExclusionParser(Parser):
 
 
 def _read_key(line: bytes) -> str | None:
-    """The key in a line; None if a reader of JSON finds none. Depth is the parser's business."""
+    """The key in a line; None if a reader of JSON finds none. Other entries may be any bytes."""
     try:
-        key = json.loads(line, parse_int=float)["key"]
+        key = json.loads(line.decode("utf-8", "replace"), parse_int=float)["key"]
     except (ValueError, TypeError, KeyError):
         return None
     except RecursionError:
