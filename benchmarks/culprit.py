@@ -171,7 +171,7 @@ def main() -> None:
     if args.scan:
         print(json.dumps(scan_file(args.scan)))
         return
-    rows = []
+    rows: list[dict[str, Any]] = []
     for backend in filter(None, args.backends.split(",")):
         for seed in map(int, args.seeds.split(",")):
             with tempfile.TemporaryDirectory() as temporary:
