@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,10 +14,12 @@ from cyclopts import Parameter
 from tokenmill.cli.console import Display, show, show_next, show_table, typed, typed_options
 from tokenmill.cli.peek import describe_source
 from tokenmill.cli.reading import FROM_RUN, Reading
+from tokenmill.dataset.named import parse_named
 from tokenmill.inspect.loss_groups import LossGroup
 from tokenmill.inspect.spikes import LIMIT, THRESHOLD, HighRow, Spike, SpikeReport
 from tokenmill.inspect.spikes import spikes as find_spikes
 from tokenmill.inspect.suspects import Suspect
+from tokenmill.storage.object_path import as_path
 from tokenmill.wording import count, counted, one_line
 
 _STEPS_SHOWN = 5
@@ -250,10 +253,11 @@ def _show_groups(title: str, head: str, groups: tuple[LossGroup, ...]) -> None:
 
 def _show_next(found: SpikeReport, run: Path | None, data: list[str], reading: Reading) -> None:
     """Print the commands that show more of the worst row and of the first suspect."""
-    how = f" --run {typed(run)}" if run is not None else ""
-    how += "".join(
-        f" {typed(Path(one))}" if run is None else f" --data {shlex.quote(one)}" for one in data
-    )
+    addresses = [_retype(one, found.paths) for one in data]
+    if run is None:
+        how = "".join(f" {shlex.quote(one)}" for one in addresses)
+    else:
+        how = f" --run {typed(run)}" + "".join(f" --data {shlex.quote(one)}" for one in addresses)
     if run is None:
         options = {name.replace("_", "-"): str(value) for name, value in reading.arguments.items()}
         how += typed_options(options)
@@ -266,7 +270,7 @@ def _show_next(found: SpikeReport, run: Path | None, data: list[str], reading: R
         commands.append(f"tokenmill explain{how} --step {found.not_finite[0].step}")
     if found.suspects:
         first = found.suspects[0]
-        path = typed(Path(found.paths[first.source]))
+        path = typed(as_path(found.paths[first.source]))
         split = f" --split {shlex.quote(found.split)}" if found.split != "train" else ""
         here = f"{path}{typed_options(reading.opening)}{split}"
         if first.document is None:
@@ -277,3 +281,12 @@ def _show_next(found: SpikeReport, run: Path | None, data: list[str], reading: R
                 commands.append(f"tokenmill where --run {typed(run)} {first.document.key}")
     if commands:
         show_next(*commands)
+
+
+def _retype(given: str, paths: Mapping[str, str]) -> str:
+    """Return an argument for the data as it can be printed: without passwords in its address."""
+    (named,) = parse_named([given])
+    path = paths[named.name]
+    if not named.name:
+        return f"./{path}" if path.startswith("-") else path
+    return f"{named.name}={path}:{given.rpartition(':')[2]}"
