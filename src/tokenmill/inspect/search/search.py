@@ -151,7 +151,16 @@ def count_matches(
     column: str | None = None,
     eot_id: int | None = None,
 ) -> dict[str, int]:
-    """Return how many occurrences each split has. The parameters are those of `search`."""
+    """Return how many occurrences each split has. The parameters are those of `search`.
+
+    >>> import pathlib, tempfile
+    >>> import tokenmill
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (folder / "a.txt").write_text("To be, or not to be.")
+    >>> _ = tokenmill.prepare(folder / "a.txt", folder / "data", val_fraction=0)
+    >>> count_matches(folder / "data", "be")
+    {'train': 2}
+    """
     dataset = _open(data, tokenizer, dtype=dtype, format=format, column=column, eot_id=eot_id)
     query = _ask(dataset, text, tokens, regex=regex, ignore_case=ignore_case)
     splits = _choose_splits(dataset, split)
@@ -173,6 +182,14 @@ def index(
 
     An index that exists already is kept. Needs the extra `search`. The parameters are those of
     `search`.
+
+    >>> import pathlib, tempfile
+    >>> import tokenmill
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (folder / "a.txt").write_text("To be, or not to be.")
+    >>> _ = tokenmill.prepare(folder / "a.txt", folder / "data", val_fraction=0)
+    >>> index(folder / "data").text_bytes
+    33
     """
     dataset = _open(data, tokenizer, dtype=dtype, format=format, column=column)
     vocabulary = read_vocabulary(dataset.tokenizer)
