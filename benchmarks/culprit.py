@@ -28,9 +28,9 @@ import numpy.typing as npt
 
 import tokenmill
 from tokenmill.cli import main as main_of_cli
-from tokenmill.inspect.loss_scan import RowCurve, scan
 from tokenmill.inspect.run_view import Phase
-from tokenmill.inspect.spikes import SpikeReport
+from tokenmill.inspect.spikes.scan import RowCurve, scan
+from tokenmill.inspect.spikes.spikes import SpikeReport
 from tokenmill.progress import Nobody
 
 SEQ_LEN = 128

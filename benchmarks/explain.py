@@ -27,7 +27,7 @@ import tokenmill
 from tokenmill.formats import WRITABLE
 from tokenmill.inspect.explain import explain_rows
 from tokenmill.inspect.run_view import RunView, view_data
-from tokenmill.inspect.where import where
+from tokenmill.inspect.where.where import where
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "formats"))
 

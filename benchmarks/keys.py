@@ -124,7 +124,7 @@ def describe(times: Iterable[tuple[float, float]]) -> str:
 def look_up(folder: Path, keys: list[str]) -> float:
     """Milliseconds of one lookup in an open dataset, on average."""
     import tokenmill
-    from tokenmill.inspect.keys import find_key
+    from tokenmill.inspect.where.keys import find_key
 
     dataset = tokenmill.open(folder)
     started = time.perf_counter()

@@ -88,8 +88,8 @@ def best(call: Callable[[], Any]) -> float:
 def measure(folder: Path) -> dict[str, float]:
     """Measure the rates of both passes, in tokens per second."""
     import tokenmill
-    from tokenmill.inspect.stats_documents import make_columns
-    from tokenmill.inspect.stats_tokens import COUNTED, IdCounter, count_tokens
+    from tokenmill.inspect.stats.documents import make_columns
+    from tokenmill.inspect.stats.tokens import COUNTED, IdCounter, count_tokens
     from tokenmill.training.validation import bytes_per_token
 
     data = tokenmill.open(folder)

@@ -23,7 +23,7 @@ _WHERE = {
     "TokenmillError": "tokenmill.errors",
     "Tokens": "tokenmill.store.tokens",
     "cache": "tokenmill.dataset.caching",
-    "diff": "tokenmill.inspect.diff",
+    "diff": "tokenmill.inspect.diff.diff",
     "download": "tokenmill.dataset.download",
     "exclude": "tokenmill.inspect.exclude",
     "explain": "tokenmill.inspect.explain",
@@ -38,13 +38,13 @@ _WHERE = {
     "reshard": "tokenmill.convert.reshard",
     "sample": "tokenmill.training.sample",
     "search": "tokenmill.inspect.search.search",
-    "spikes": "tokenmill.inspect.spikes",
-    "stats": "tokenmill.inspect.stats",
+    "spikes": "tokenmill.inspect.spikes.spikes",
+    "stats": "tokenmill.inspect.stats.stats",
     "train": "tokenmill.training.run",
     "train_tokenizer": "tokenmill.preparation.train_tokenizer",
     "verify": "tokenmill.dataset.verify",
     "view": "tokenmill.inspect.view.server",
-    "where": "tokenmill.inspect.where",
+    "where": "tokenmill.inspect.where.where",
 }
 
 __all__ = [
@@ -92,14 +92,14 @@ if TYPE_CHECKING:
     from tokenmill.dataset.opening import Dataset, open
     from tokenmill.dataset.verify import verify
     from tokenmill.errors import TokenmillError
-    from tokenmill.inspect.diff import diff
+    from tokenmill.inspect.diff.diff import diff
     from tokenmill.inspect.exclude import exclude
     from tokenmill.inspect.explain import explain
     from tokenmill.inspect.search.search import index, search
-    from tokenmill.inspect.spikes import spikes
-    from tokenmill.inspect.stats import stats
+    from tokenmill.inspect.spikes.spikes import spikes
+    from tokenmill.inspect.stats.stats import stats
     from tokenmill.inspect.view.server import view
-    from tokenmill.inspect.where import where
+    from tokenmill.inspect.where.where import where
     from tokenmill.load.batches import Batch, DocumentedBatch
     from tokenmill.load.loader import Loader
     from tokenmill.load.mixture import Mixture

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 import tokenmill
 from tokenmill.cli import main
 from tokenmill.errors import DatasetError
-from tokenmill.inspect.diff import compare, diff
-from tokenmill.inspect.diff_matching import ENTRY, Tally, reduce_entries
-from tokenmill.inspect.diff_partitions import divide
+from tokenmill.inspect.diff.diff import compare, diff
+from tokenmill.inspect.diff.matching import ENTRY, Tally, reduce_entries
+from tokenmill.inspect.diff.partitions import divide
 from tokenmill.progress import Nobody
 
 Texts = dict[str, list[str]]

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.inspect import key_index, keys
 from tokenmill.inspect.kept import find_kept
-from tokenmill.inspect.keys import find_key, open_tables
+from tokenmill.inspect.where import key_index, keys
+from tokenmill.inspect.where.keys import find_key, open_tables
 from tokenmill.storage.files import write_file
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
 from tokenmill.store.tables import Shard, ShardTable
@@ -230,7 +230,7 @@ def test_an_index_is_made_once_by_processes_that_start_together(tmp_path):
     data = make_dataset(tmp_path / "d", splits, per_shard=100)
     program = (
         "import sys, tokenmill\n"
-        "from tokenmill.inspect import keys, key_index\n"
+        "from tokenmill.inspect.where import keys, key_index\n"
         "keys.SCANNED, key_index._SORTED = -1, 64\n"
         "made = key_index.make_index\n"
         "def make(*given):\n"
@@ -251,7 +251,7 @@ def test_a_killed_build_leaves_nothing_that_is_used(tmp_path, monkeypatch):
     data = make_dataset(tmp_path / "d", splits)
     program = (
         "import os, sys, tokenmill\n"
-        "from tokenmill.inspect import keys, key_index\n"
+        "from tokenmill.inspect.where import keys, key_index\n"
         "keys.SCANNED, key_index._SORTED = -1, 64\n"
         "key_index._Writer.finish = lambda self: os.kill(os.getpid(), 9)\n"
         "keys.find_key(tokenmill.open(sys.argv[1]), '0' * 32)\n"

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import tokenmill
 from tokenmill.cli import main
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.inspect import suspects
-from tokenmill.inspect.loss_groups import choose_rows
+from tokenmill.inspect.spikes import suspects
+from tokenmill.inspect.spikes.groups import choose_rows
 
 SEQ_LEN = 16
 RANDOM = np.random.default_rng(7)

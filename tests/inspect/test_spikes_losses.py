@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tokenmill.errors import TokenmillError
-from tokenmill.inspect import losses
-from tokenmill.inspect.losses import read_losses
+from tokenmill.inspect.spikes import losses
+from tokenmill.inspect.spikes.losses import read_losses
 
 VALUES = [4.5, float("nan"), float("inf"), 2.25]
 

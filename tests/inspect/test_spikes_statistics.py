@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.inspect import loss_scan
-from tokenmill.inspect.loss_levels import HALF, LEAST, MOST_SCORE
-from tokenmill.inspect.loss_scan import GAP, MOST_ROWS, OWN, RowCurve, StepCurve, scan
 from tokenmill.inspect.run_view import Phase
+from tokenmill.inspect.spikes import scan as loss_scan
+from tokenmill.inspect.spikes.levels import HALF, LEAST, MOST_SCORE
+from tokenmill.inspect.spikes.scan import GAP, MOST_ROWS, OWN, RowCurve, StepCurve, scan
 from tokenmill.progress import Nobody
 
 LOSS = st.one_of(

@@ -17,7 +17,7 @@ import tokenmill
 from tokenmill.cli import main
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.inspect.kept import identify
-from tokenmill.inspect.stats import read_stats, stats
+from tokenmill.inspect.stats.stats import read_stats, stats
 
 WORDS = ["hello", "world", "многие", "слова", "中文字", "テスト", "مرحبا", "x = 1", "été", "🙂"]
 
@@ -193,10 +193,10 @@ def test_blocks_do_not_change_the_result(
     texts["val"] = ["a line that is in val, and long " * 9, "", "é"]
     build(tmp_path / "d", texts, shard_tokens=77, eot=eot)
     whole = stats(tmp_path / "d", fresh=True)
-    monkeypatch.setattr("tokenmill.inspect.stats_tokens.BLOCK", 64)
-    monkeypatch.setattr("tokenmill.inspect.stats_tokens.read_blocks.__defaults__", (64,))
-    monkeypatch.setattr("tokenmill.inspect.stats_documents.BLOCK", 3)
-    monkeypatch.setattr("tokenmill.inspect.stats_text.BLOCK", 100)
+    monkeypatch.setattr("tokenmill.inspect.stats.tokens.BLOCK", 64)
+    monkeypatch.setattr("tokenmill.inspect.stats.tokens.read_blocks.__defaults__", (64,))
+    monkeypatch.setattr("tokenmill.inspect.stats.documents.BLOCK", 3)
+    monkeypatch.setattr("tokenmill.inspect.stats.texts.BLOCK", 100)
     assert stats(tmp_path / "d", fresh=True) == whole
 
 

@@ -24,8 +24,8 @@ from preparing import make, small
 import tokenmill
 from tokenmill.cli import main
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.inspect import keys, source_places
-from tokenmill.inspect.where import where
+from tokenmill.inspect.where import keys, source_places
+from tokenmill.inspect.where.where import where
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 import tokenmill
 from tokenmill.cli import main
 from tokenmill.errors import UsageError
-from tokenmill.inspect.where import where
+from tokenmill.inspect.where.where import where
 
 SEQ_LEN, BATCH, RANKS = 16, 3, 2
 STEPS = 150  # that are searched by brute force

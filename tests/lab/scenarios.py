@@ -200,7 +200,7 @@ def read_cached_rows() -> None:
 
 def use_key_index() -> None:
     """Let lookups of keys use an index, however few documents there are."""
-    from tokenmill.inspect import key_index, keys
+    from tokenmill.inspect.where import key_index, keys
 
     keys.SCANNED = 0
     key_index._SORTED = 64
@@ -217,7 +217,7 @@ def drop_kept(name: str, data: bytes) -> bytes | None:
 def find_keys() -> None:
     """Write the places of some keys of a dataset to a file."""
     import tokenmill
-    from tokenmill.inspect.keys import find_key
+    from tokenmill.inspect.where.keys import find_key
     from tokenmill.storage.files import remove_temporaries, write_file
 
     remove_temporaries(Path())

@@ -8,7 +8,7 @@ import pytest
 from dataset_builder import build
 
 import tokenmill
-from tokenmill.inspect.stats import read_stats
+from tokenmill.inspect.stats.stats import read_stats
 from tokenmill.storage.object_path import as_path
 
 

@@ -8,8 +8,8 @@ import pytest
 from test_remote_datasets import run, upload
 
 import tokenmill
-from tokenmill.inspect import keys
-from tokenmill.inspect.where import where
+from tokenmill.inspect.where import keys
+from tokenmill.inspect.where.where import where
 from tokenmill.storage.object_path import as_path
 
 

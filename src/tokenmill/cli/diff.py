@@ -13,8 +13,8 @@ from cyclopts import Parameter
 from tokenmill.cli.console import Display, show, show_next, show_table, typed, typed_options
 from tokenmill.cli.opening import RECOGNISED, Opening, parse_path
 from tokenmill.errors import TokenmillError
-from tokenmill.inspect.diff import Difference, Example
-from tokenmill.inspect.diff import diff as compare
+from tokenmill.inspect.diff.diff import Difference, Example
+from tokenmill.inspect.diff.diff import diff as compare
 from tokenmill.wording import count, counted, one_line
 
 _TEXT = 60  # characters

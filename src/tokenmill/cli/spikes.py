@@ -15,10 +15,10 @@ from tokenmill.cli.console import Display, show, show_next, show_table, typed, t
 from tokenmill.cli.peek import describe_source
 from tokenmill.cli.reading import FROM_RUN, Reading
 from tokenmill.dataset.named import parse_named
-from tokenmill.inspect.loss_groups import LossGroup
-from tokenmill.inspect.spikes import LIMIT, THRESHOLD, HighRow, Spike, SpikeReport
-from tokenmill.inspect.spikes import spikes as find_spikes
-from tokenmill.inspect.suspects import Suspect
+from tokenmill.inspect.spikes.groups import LossGroup
+from tokenmill.inspect.spikes.spikes import LIMIT, THRESHOLD, HighRow, Spike, SpikeReport
+from tokenmill.inspect.spikes.spikes import spikes as find_spikes
+from tokenmill.inspect.spikes.suspects import Suspect
 from tokenmill.storage.object_path import as_path
 from tokenmill.wording import count, counted, one_line
 

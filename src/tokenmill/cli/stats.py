@@ -22,8 +22,8 @@ from tokenmill.cli.console import (
 )
 from tokenmill.cli.flags import name_flags
 from tokenmill.cli.opening import RECOGNISED, Opening
-from tokenmill.inspect.stats import stats as compute
-from tokenmill.inspect.stats_result import Figures, Statistics, TokenCount
+from tokenmill.inspect.stats.result import Figures, Statistics, TokenCount
+from tokenmill.inspect.stats.stats import stats as compute
 from tokenmill.wording import count, counted, one_line
 
 _TEXT = 30  # characters

@@ -16,8 +16,8 @@ from tokenmill.cli.peek import describe_source
 from tokenmill.cli.reading import FROM_RUN, Reading
 from tokenmill.dataset.named import parse_named
 from tokenmill.errors import UsageError
-from tokenmill.inspect.where import where as find
-from tokenmill.inspect.whereabouts import (
+from tokenmill.inspect.where.where import where as find
+from tokenmill.inspect.where.whereabouts import (
     Absence,
     FileContents,
     FoundDocument,

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from tokenmill.dataset.opening import Dataset, open
 from tokenmill.errors import TokenmillError, UnregisteredTokenizerError, UsageError
-from tokenmill.inspect.described import Describer
-from tokenmill.inspect.file_finder import FileFinder
-from tokenmill.inspect.keys import DIGITS, find_key, is_key, open_tables
 from tokenmill.inspect.search.search import search as find_text
-from tokenmill.inspect.source_places import (
+from tokenmill.inspect.where.described import Describer
+from tokenmill.inspect.where.file_finder import FileFinder
+from tokenmill.inspect.where.keys import DIGITS, find_key, is_key, open_tables
+from tokenmill.inspect.where.source_places import (
     SourceDocuments,
     find_nearest,
     find_sources,

@@ -17,7 +17,7 @@ from view_pages import ARGUMENTS, Visit, find_browser, serve
 
 import tokenmill
 from tokenmill.inspect.run_view import open_run
-from tokenmill.inspect.stats import stats
+from tokenmill.inspect.stats.stats import stats
 
 RUNS = "/runs?smooth=30"
 PAGES = {

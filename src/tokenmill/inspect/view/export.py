@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import FolderError, UsageError
-from tokenmill.inspect.stats import stats
+from tokenmill.inspect.stats.stats import stats
 from tokenmill.inspect.view.app import read_static
 from tokenmill.inspect.view.documents import show_document
 from tokenmill.inspect.view.listing import get_documents, show_listed

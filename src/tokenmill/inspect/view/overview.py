@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.inspect.info import Info, describe_dataset
-from tokenmill.inspect.stats_result import Statistics
+from tokenmill.inspect.stats.result import Statistics
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.rendering import list_parts
 from tokenmill.inspect.view.viewer import Data, Page, Routes, Viewer

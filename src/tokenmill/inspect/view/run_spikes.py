@@ -1,6 +1,6 @@
 """The spikes of runs, for the page of runs: marks in its chart and lines of its table.
 
-Spikes are searched for in a thread, because a long run takes seconds: see `inspect/spikes.py`. A
+Spikes are searched for in a thread, because a long run takes seconds: see `inspect/spikes/spikes.py`. A
 page waits at most `WAIT` seconds for the first result; the script of the page asks again. While a
 run grows, it is searched again each time it has grown by a twentieth.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from tokenmill.errors import TokenmillError
 from tokenmill.inspect.run_view import RunView
-from tokenmill.inspect.spikes import Spike, SpikeReport, find_spikes
+from tokenmill.inspect.spikes.spikes import Spike, SpikeReport, find_spikes
 from tokenmill.inspect.view.charts import Mark, Series
 from tokenmill.inspect.view.row_parts import describe_document
 from tokenmill.inspect.view.viewer import Viewer, make_link

@@ -17,8 +17,8 @@ from typing import Any
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenmillError
-from tokenmill.inspect.stats import read_stats, stats
-from tokenmill.inspect.stats_result import Statistics
+from tokenmill.inspect.stats.result import Statistics
+from tokenmill.inspect.stats.stats import read_stats, stats
 from tokenmill.preparation.engine import LocalEngine, Worker
 from tokenmill.progress import Unit
 from tokenmill.wording import duration

@@ -25,15 +25,15 @@ from tokenmill.dataset.named import parse_named
 from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.paths import AnyPath
 from tokenmill.errors import UsageError
-from tokenmill.inspect.absence import LISTED, find_excluded
-from tokenmill.inspect.described import Describer
 from tokenmill.inspect.explain import make_view
-from tokenmill.inspect.file_finder import FileFinder
-from tokenmill.inspect.keys import DIGITS, find_key, is_key, open_tables
 from tokenmill.inspect.run_view import RunView
 from tokenmill.inspect.search.search import search
-from tokenmill.inspect.source_places import find_nearest, parse_place
-from tokenmill.inspect.whereabouts import Absence, FoundDocument, Whereabouts
+from tokenmill.inspect.where.absence import LISTED, find_excluded
+from tokenmill.inspect.where.described import Describer
+from tokenmill.inspect.where.file_finder import FileFinder
+from tokenmill.inspect.where.keys import DIGITS, find_key, is_key, open_tables
+from tokenmill.inspect.where.source_places import find_nearest, parse_place
+from tokenmill.inspect.where.whereabouts import Absence, FoundDocument, Whereabouts
 from tokenmill.order.rows import Kind as OrderKind
 from tokenmill.preparation.sift import EXCLUDED
 from tokenmill.progress import Watcher, watching

@@ -25,15 +25,15 @@ from tokenmill.dataset.named import parse_named
 from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.errors import FolderError, TokenizerError, UsageError
-from tokenmill.inspect.stats_budget import find_epochs
-from tokenmill.inspect.stats_documents import (
+from tokenmill.inspect.stats.budget import find_epochs
+from tokenmill.inspect.stats.documents import (
     EndCounter,
     LengthCounter,
     count_documents,
     make_columns,
 )
-from tokenmill.inspect.stats_kept import find_tokenizer, keep, read_kept
-from tokenmill.inspect.stats_result import (
+from tokenmill.inspect.stats.kept_statistics import find_tokenizer, keep, read_kept
+from tokenmill.inspect.stats.result import (
     Omitted,
     Sample,
     Sources,
@@ -42,8 +42,8 @@ from tokenmill.inspect.stats_result import (
     TokenCount,
     Unused,
 )
-from tokenmill.inspect.stats_sample import share_limit
-from tokenmill.inspect.stats_text import (
+from tokenmill.inspect.stats.sample import share_limit
+from tokenmill.inspect.stats.texts import (
     TEXT_TOKENS,
     LineCounter,
     ScriptCounter,
@@ -51,7 +51,7 @@ from tokenmill.inspect.stats_text import (
     is_split,
     read_text,
 )
-from tokenmill.inspect.stats_tokens import IdCounter, count_tokens
+from tokenmill.inspect.stats.tokens import IdCounter, count_tokens
 from tokenmill.progress import Watcher, watching
 from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import DOCUMENT_DTYPE

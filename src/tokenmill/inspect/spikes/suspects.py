@@ -22,8 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.inspect.explain import decode_beginning
-from tokenmill.inspect.loss_levels import Floats
-from tokenmill.inspect.loss_scan import RowCurve, Scan, StepCurve
 from tokenmill.inspect.row_documents import (
     Integers,
     Parts,
@@ -33,6 +31,8 @@ from tokenmill.inspect.row_documents import (
     is_remote,
 )
 from tokenmill.inspect.run_view import RunView
+from tokenmill.inspect.spikes.levels import Floats
+from tokenmill.inspect.spikes.scan import RowCurve, Scan, StepCurve
 from tokenmill.progress import Watcher
 from tokenmill.store.documents import Document
 

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import xxhash
 
 from tokenmill.formats.document_starts import find_document_starts
-from tokenmill.inspect.stats_result import Lines, ScriptCount, Scripts
-from tokenmill.inspect.stats_sample import choose_blocks
-from tokenmill.inspect.stats_scripts import NO_SCRIPT, find_scripts
+from tokenmill.inspect.stats.result import Lines, ScriptCount, Scripts
+from tokenmill.inspect.stats.sample import choose_blocks
+from tokenmill.inspect.stats.scripts import NO_SCRIPT, find_scripts
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers import Tokenizer
 

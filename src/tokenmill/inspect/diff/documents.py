@@ -17,8 +17,8 @@ import xxhash
 from tokenmill.convert.import_dataset import HashedDocuments
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import DatasetError, TokenizerError
-from tokenmill.inspect.diff_matching import ENTRY, Entries
-from tokenmill.inspect.keys import open_tables
+from tokenmill.inspect.diff.matching import ENTRY, Entries
+from tokenmill.inspect.where.keys import open_tables
 from tokenmill.store.tables import MOST
 from tokenmill.store.tokens import Tokens
 

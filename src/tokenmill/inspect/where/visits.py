@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from tokenmill.inspect.run_view import RunView
-from tokenmill.inspect.whereabouts import Visit, Visits
+from tokenmill.inspect.where.whereabouts import Visit, Visits
 from tokenmill.store.documents import Integers
 
 _EPOCHS = 3  # in which to look for the first rows, and for the next row of a run

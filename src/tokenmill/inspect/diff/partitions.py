@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tokenmill.inspect.diff_matching import ENTRY, Entries, reduce_entries
+from tokenmill.inspect.diff.matching import ENTRY, Entries, reduce_entries
 from tokenmill.progress import Watcher
 from tokenmill.storage.disk import explain_disk_errors
 

@@ -2,7 +2,7 @@
 
 Costs: document tables are read once, in blocks, at some 10 million documents per second. Lengths are
 counted by their 11 leading bits, which takes half a megabyte for any number of documents. Without a
-table, documents are found by their end-of-text ids while the tokens are counted (`stats_tokens.py`).
+table, documents are found by their end-of-text ids while the tokens are counted (`tokens.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
-from tokenmill.inspect.stats_result import LengthBin, Lengths, Quantile, RowCuts
-from tokenmill.inspect.stats_sample import choose_blocks
+from tokenmill.inspect.stats.result import LengthBin, Lengths, Quantile, RowCuts
+from tokenmill.inspect.stats.sample import choose_blocks
 from tokenmill.store.documents import Documents
 from tokenmill.store.tables import SourceTable
 from tokenmill.store.tokens import Tokens

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.inspect.loss_levels import (
+from tokenmill.inspect.run_view import Phase
+from tokenmill.inspect.spikes.levels import (
     LEAST,
     Floats,
     Level,
@@ -31,7 +32,6 @@ from tokenmill.inspect.loss_levels import (
     row_medians,
     widen,
 )
-from tokenmill.inspect.run_view import Phase
 from tokenmill.progress import Watcher
 
 MOST_ROWS = 1024

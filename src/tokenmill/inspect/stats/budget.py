@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tokenmill.errors import UsageError
-from tokenmill.inspect.stats_result import SourceBudget
+from tokenmill.inspect.stats.result import SourceBudget
 from tokenmill.wording import count
 
 

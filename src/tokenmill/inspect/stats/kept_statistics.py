@@ -19,8 +19,8 @@ import xxhash
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import DatasetError, TokenizerError
 from tokenmill.inspect.kept import find_kept
-from tokenmill.inspect.stats_result import Figures, Sources, Statistics
-from tokenmill.inspect.stats_tokens import MOST_IDS
+from tokenmill.inspect.stats.result import Figures, Sources, Statistics
+from tokenmill.inspect.stats.tokens import MOST_IDS
 from tokenmill.storage.files import is_temporary, refuse_link, write_file
 from tokenmill.storage.lock import FileLock
 from tokenmill.storage.reading import read_inside

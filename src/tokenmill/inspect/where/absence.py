@@ -16,8 +16,8 @@ import orjson
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.inspect.keys import find_key
-from tokenmill.inspect.source_record import SourceRecord
+from tokenmill.inspect.where.keys import find_key
+from tokenmill.inspect.where.source_record import SourceRecord
 from tokenmill.preparation.folder import EXCLUDED_NAME, REJECTED_NAME
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.preparation.sift import EXCLUDED

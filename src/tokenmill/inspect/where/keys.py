@@ -20,7 +20,7 @@ import numpy as np
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.inspect.kept import find_kept
-from tokenmill.inspect.key_index import FILE_NAME, RECEIPT_NAME, KeyIndex, make_index
+from tokenmill.inspect.where.key_index import FILE_NAME, RECEIPT_NAME, KeyIndex, make_index
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.files import make_subfolder, remove_temporaries
 from tokenmill.storage.lock import FileLock

@@ -14,11 +14,11 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.inspect.loss_levels import Floats
-from tokenmill.inspect.loss_scan import RowCurve
 from tokenmill.inspect.row_documents import Integers, Parts, find_parts, is_remote
 from tokenmill.inspect.run_view import RunView
-from tokenmill.inspect.suspects import Judge
+from tokenmill.inspect.spikes.levels import Floats
+from tokenmill.inspect.spikes.scan import RowCurve
+from tokenmill.inspect.spikes.suspects import Judge
 from tokenmill.order.permutation import derive_keys, make_key, permute
 from tokenmill.progress import Watcher
 

@@ -24,9 +24,9 @@ from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.errors import DatasetError, TokenizerError, TokenmillError
 from tokenmill.html import render
-from tokenmill.inspect.diff_documents import Side, is_imported
-from tokenmill.inspect.diff_matching import ENTRY, Entries, Tally
-from tokenmill.inspect.diff_partitions import LIMIT, divide
+from tokenmill.inspect.diff.documents import Side, is_imported
+from tokenmill.inspect.diff.matching import ENTRY, Entries, Tally
+from tokenmill.inspect.diff.partitions import LIMIT, divide
 from tokenmill.progress import Watcher, watching
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.wording import brief, count, counted, one_line

@@ -4,7 +4,7 @@ Guarantees: the report depends only on the losses and the data. Losses that are 
 counted and named, and take part in nothing else. Nothing is guessed: with too few steps, the report
 says so, and it is an error if it is unclear whether a value belongs to a row or to a step.
 
-Costs: one pass over the losses (see `loss_scan.py`), then at most `SAMPLE` rows and a few dozen
+Costs: one pass over the losses (see `scan.py`), then at most `SAMPLE` rows and a few dozen
 documents are looked up, whatever the length of the run. Memory is bounded.
 """
 
@@ -20,13 +20,13 @@ import numpy as np
 from tokenmill.dataset.paths import AnyPath
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.inspect.explain import ExplainedRow, explain_rows, make_view
-from tokenmill.inspect.loss_groups import LossGroups, group_losses
-from tokenmill.inspect.loss_levels import HALF, LEAST
-from tokenmill.inspect.loss_scan import GAP, Jump, RowCurve, Scan, StepCurve, scan
-from tokenmill.inspect.losses import LossFile, Per, read_losses
 from tokenmill.inspect.row_documents import Integers, has_documents
 from tokenmill.inspect.run_view import RunView
-from tokenmill.inspect.suspects import Judge, Shared, Suspect, find_shared, find_suspects
+from tokenmill.inspect.spikes.groups import LossGroups, group_losses
+from tokenmill.inspect.spikes.levels import HALF, LEAST
+from tokenmill.inspect.spikes.losses import LossFile, Per, read_losses
+from tokenmill.inspect.spikes.scan import GAP, Jump, RowCurve, Scan, StepCurve, scan
+from tokenmill.inspect.spikes.suspects import Judge, Shared, Suspect, find_shared, find_suspects
 from tokenmill.order.rows import Kind
 from tokenmill.progress import Watcher, watching
 from tokenmill.wording import count, counted

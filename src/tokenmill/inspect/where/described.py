@@ -8,8 +8,8 @@ from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenmillError
 from tokenmill.inspect.explain import decode_beginning
 from tokenmill.inspect.run_view import RunView
-from tokenmill.inspect.visits import find_visits
-from tokenmill.inspect.whereabouts import FoundDocument, Visits
+from tokenmill.inspect.where.visits import find_visits
+from tokenmill.inspect.where.whereabouts import FoundDocument, Visits
 from tokenmill.store.documents import Document
 
 TEXT_LENGTH = 160  # characters of the beginning of a document

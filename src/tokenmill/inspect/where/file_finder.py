@@ -8,7 +8,7 @@ from itertools import islice
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import UsageError
-from tokenmill.inspect.absence import (
+from tokenmill.inspect.where.absence import (
     NO_RECORD,
     SET_ASIDE,
     UNKNOWN,
@@ -18,22 +18,22 @@ from tokenmill.inspect.absence import (
     find_set_aside,
     read_settings,
 )
-from tokenmill.inspect.described import Describer
-from tokenmill.inspect.keys import open_tables
-from tokenmill.inspect.source_places import (
+from tokenmill.inspect.where.described import Describer
+from tokenmill.inspect.where.keys import open_tables
+from tokenmill.inspect.where.source_places import (
     SourceDocuments,
     SourcePlace,
     find_sources,
     parse_place,
 )
-from tokenmill.inspect.source_record import (
+from tokenmill.inspect.where.source_record import (
     SourceRecord,
     find_input,
     find_line,
     find_start,
     read_record,
 )
-from tokenmill.inspect.whereabouts import Absence, FileContents, Whereabouts
+from tokenmill.inspect.where.whereabouts import Absence, FileContents, Whereabouts
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.progress import Watcher
 from tokenmill.sources.files import SourceFile

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
-from tokenmill.inspect.stats_documents import EndCounter, SourceReader
-from tokenmill.inspect.stats_sample import choose_blocks
+from tokenmill.inspect.stats.documents import EndCounter, SourceReader
+from tokenmill.inspect.stats.sample import choose_blocks
 from tokenmill.store.documents import Documents
 from tokenmill.store.tokens import Tokens
 

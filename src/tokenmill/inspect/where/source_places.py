@@ -18,7 +18,7 @@ from itertools import islice
 
 import numpy as np
 
-from tokenmill.inspect.keys import SCANNED
+from tokenmill.inspect.where.keys import SCANNED
 from tokenmill.sources.files import name_source
 from tokenmill.store.documents import Document, Documents
 from tokenmill.store.tables import SourceTable

@@ -1,0 +1,1 @@
+"""Which documents differ between two datasets."""

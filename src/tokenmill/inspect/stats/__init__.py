@@ -1,0 +1,1 @@
+"""Statistics of a dataset: sources, lengths, tokens, scripts."""
