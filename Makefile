@@ -41,6 +41,12 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/stream.py
 	$(BIN)/python benchmarks/cluster_bytes.py
 	$(BIN)/python benchmarks/cluster.py
+	$(BIN)/python benchmarks/explain.py
+	$(BIN)/python benchmarks/keys.py
+	$(BIN)/python benchmarks/search.py
+	$(BIN)/python benchmarks/stats.py
+	$(BIN)/python benchmarks/culprit.py
+	$(BIN)/python benchmarks/view.py
 
 lab: $(STAMP)
 	LAB_MINUTES=$(or $(LAB_MINUTES),60) $(BIN)/python -m tests.lab

@@ -43,6 +43,7 @@ printf '\nKilled the training with SIGKILL. The same command resumes it:\n'
 show "$@"
 printf '\nThe text has a bad document, pasted_noise.py. Its losses name it:\n'
 show tokenmill spikes demo/runs/tiny --limit 2
+show tokenmill where --run demo/runs/tiny pasted_noise.py
 printf "\n$ tokenmill sample tiny --runs demo/runs --prompt 'class Reader:' --temperature 0.5\n"
 tokenmill sample tiny --runs demo/runs --prompt 'class Reader:' --temperature 0.5
 printf '\nResults:\n'
