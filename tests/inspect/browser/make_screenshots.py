@@ -23,12 +23,17 @@ RUNS = "/runs?smooth=30"
 PAGES = {
     "overview": "/",
     "documents": "/documents",
-    "document": "/document/36?data=guides&split=train",
+    "document": "/document/100?data=code&split=train",
     "batches": "/batches?run=wider&step=1240",
     "rows": "/batches?run=wider&row=19842#row-19842",
     "search": "/search?q=resume",
     "runs": RUNS,
 }
+# The name of the temporary folder says nothing, and would differ in each picture.
+_SHORTEN = """(folder) => {
+    const all = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (all.nextNode()) all.currentNode.data = all.currentNode.data.replaceAll(folder, "");
+}"""
 
 
 def take_pictures(browser: Any, url: str, folder: Path) -> None:
@@ -44,7 +49,10 @@ def take_pictures(browser: Any, url: str, folder: Path) -> None:
                 x, y = box["x"] + box["width"] * 1240.5 / 3000, box["y"] + box["height"] * 0.3
                 visit.page.mouse.move(x, y)
             visit.page.wait_for_timeout(300)
-            visit.page.screenshot(path=folder / f"view-{name}{end}.png")
+            visit.page.evaluate(_SHORTEN, str(Path.cwd()) + "/")
+            # A page that is all text would be a large file.
+            size = {"x": 0, "y": 0, "width": 1100, "height": 600 if name == "rows" else 700}
+            visit.page.screenshot(clip=size, path=folder / f"view-{name}{end}.png")
             visit.page.mouse.move(2, 2)
         visit.context.close()
         assert not visit.problems, visit.problems

@@ -64,6 +64,7 @@ def test_the_keys_n_and_p_lead_to_the_next_and_previous_step(visit: Visit) -> No
     visit.page.fill("input[name=step]", "2,999")
     visit.page.keyboard.press("Enter")
     visit.page.wait_for_url("**step=2*999**")
+    visit.page.wait_for_selector(".row-text")
     assert visit.page.locator("h1").inner_text() == "Batch of step 2,999"
     assert visit.page.locator('[data-key="n"]').count() == 0  # the last step of the run
 
@@ -79,8 +80,10 @@ def test_the_form_shows_the_batches_of_a_loader(
     visit.page.fill("input[name=seed]", "5")
     visit.page.select_option("select[name=data]", "code")
     visit.page.click("form.filters button")
+    visit.page.wait_for_url("**seq_len=32**")
     visit.page.fill("input[name=step]", "11")
     visit.page.click("form.filters button")
+    visit.page.wait_for_url("**step=11**")
     dataset = tokenmill.open(demo[0]["code"])
     loader = tokenmill.Loader(dataset["train"], batch_size=3, seq_len=32, seed=5)
     batch = loader.batch_from(33)

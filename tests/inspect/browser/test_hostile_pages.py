@@ -79,7 +79,7 @@ def find_pages(visit: Visit) -> list[str]:
     """The pages that links lead to, from the overview on: two of each kind."""
     found: list[str] = []
     waiting = ["/"]
-    while waiting and len(found) < 30:
+    while waiting and len(found) < 20:
         found.append(waiting.pop(0))
         visit.go(found[-1])
         check_layout(visit, found[-1])

@@ -37,9 +37,9 @@ def make_dataset(texts: Mapping[str, Sequence[str]], folder: Path, *, tokenizer:
 
 
 def make_demo_data(folder: Path) -> dict[str, Path]:
-    """Prepare the sections of the documentation and the modules of the code as two datasets."""
+    """Prepare the paragraphs of the documentation and the modules of the code as two datasets."""
     guides = {
-        page.stem: re.split(r"\n(?=## )", page.read_text())
+        page.stem: re.split(r"\n\n+", page.read_text())
         for page in sorted((ROOT / "docs").glob("*.md"))
     }
     code = {

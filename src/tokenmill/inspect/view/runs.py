@@ -32,8 +32,8 @@ def show_charts(viewer: Viewer, query: Query) -> Page:
 def show_points(viewer: Viewer, query: Query) -> Data:
     """Return how far each run is, and the points that are new since `after`, by run.
 
-    `after` has the number of steps that each run had before, with commas between; -1 for a hidden
-    run. If a run has fewer steps now, it was restarted, and all points have to be read again.
+    `after` has the number of steps that each run had before, with commas between. If a run has fewer
+    steps now, it was restarted, and all points have to be read again.
     """
     runs = open_curves(viewer)
     numbers = [number for number in query.text("after").split(",") if number]
