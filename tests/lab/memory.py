@@ -23,6 +23,7 @@ from .watcher import Watcher
 _LARGEST = {False: 1 << 20, True: 6 << 20}  # kB; frameworks map a lot
 _SMALLEST = 60 << 10  # kB; Python itself needs about 40 MB
 _FRAGILE = ("orjson", "gigatoken")
+_RUST_ABORTS = re.compile(r"memory allocation of \d+ bytes failed")
 _LAST_CALL = re.compile(r'\(most recent call first\):\n  File "(.+)", line (\d+)')
 _ONCE, _FROM_NOW = Fault("malloc", 0, "ENOMEM"), Fault("malloc", 0, "ENOMEM+")
 
@@ -73,13 +74,15 @@ def judge_memory(bench: Bench, scenario: Scenario, ended: Ended) -> str | None:
 
 
 def crashed_in_library(ended: Ended) -> bool:
-    """Whether a call of orjson or gigatoken ended the process, as both do if memory runs out.
+    """Whether a library ended the process, as orjson, gigatoken and tantivy do if memory runs out.
 
-    orjson 3.13 uses a dictionary or a buffer that it did not get (SIGSEGV). gigatoken is written in
-    Rust, which aborts.
+    orjson 3.13 uses a dictionary or a buffer that it did not get (SIGSEGV). gigatoken and tantivy are
+    written in Rust, which aborts with a message, in tantivy's own threads too.
     """
     if ended.status not in (-signal.SIGSEGV, -signal.SIGABRT):
         return False
+    if ended.status == -signal.SIGABRT and _RUST_ABORTS.search(ended.stderr):
+        return True
     found = _LAST_CALL.search(ended.stderr)
     line = linecache.getline(found[1], int(found[2])) if found else ""
     return any(f"{name}." in line for name in _FRAGILE) or (
