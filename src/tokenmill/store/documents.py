@@ -207,18 +207,20 @@ class Documents(DocumentTable):
         shard = int(np.searchsorted(self._numbers, number, side="right")) - 1
         return self._map(shard)[number - int(self._numbers[shard])]
 
-    def read_records(self, first: int = 0) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    def read_records(
+        self, first: int = 0, block: int = _BLOCK
+    ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """Yield all records from document `first` on, some at a time, each time with the first number.
 
-        Reads the files in order, without mapping them, so memory holds one block.
+        Reads the files in order, without mapping them, so memory holds `block` records.
         """
         for shard, low, high, before in split_numbers(self._numbers, first, len(self)):
             path = self._shards.documents_path[shard]
             with open_inside(self._folder, path) as file:
                 offset = read_table_header(file, path, int(self._shards.documents[shard]))
                 file.seek(offset + low * DOCUMENT_DTYPE.itemsize)
-                for place in range(low, high, _BLOCK):
-                    wanted = min(_BLOCK, high - place) * DOCUMENT_DTYPE.itemsize
+                for place in range(low, high, block):
+                    wanted = min(block, high - place) * DOCUMENT_DTYPE.itemsize
                     data = file.read(wanted)
                     if len(data) != wanted:
                         raise DamagedFileError(path, "became shorter while it was read")
