@@ -10,7 +10,7 @@ from cyclopts import Group, Parameter
 from tokenmill.cli.opening import Opening
 from tokenmill.order.rows import Kind
 
-_READING = Group("How the rows are read, unless --run says it", sort_key=1)
+_READING = Group("How the rows are read (not needed with --run)", sort_key=1)
 
 
 @Parameter(name="*", group=_READING)

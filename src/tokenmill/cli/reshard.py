@@ -26,7 +26,7 @@ def reshard(
 ) -> int:
     """Copy a dataset into other shards. Training batches stay the same.
 
-    Documents that `tokenmill exclude` listed for PATH are left out of the copy.
+    The copy leaves out the documents that were listed for PATH with the command `tokenmill exclude`.
 
     To resume after an interruption, run the same command again.
 
@@ -41,7 +41,8 @@ def reshard(
     compress
         Compression of the shards: zstd or none. By default, as in PATH.
     exclude
-        Further list of documents to leave out. May be repeated. --no-exclude keeps all documents.
+        Another list of documents to leave out, in addition to the one for PATH. May be repeated.
+        --no-exclude keeps all documents.
     """
     try:
         with Display() as display:

@@ -1,4 +1,4 @@
-"""`tokenmill where`: where a document is, why it is not there, and when a run reads it."""
+"""`tokenmill where`: where a document is, or why it is missing, and when a run reads it."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def where(
     reading: Reading = FROM_RUN,
     json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
 ) -> int:
-    """Show where a document is, why it is not there, and when a run reads it.
+    """Show where a document is in a dataset, or why it is missing, and when a run reads it.
 
     The exit status is 0 if a document was found, and 1 otherwise.
 
     Parameters
     ----------
     arguments
-        First the data: a dataset, or several as NAME=PATH:WEIGHT; none with --run. Then what to
+        First the data: a dataset, or several as NAME=PATH:WEIGHT. Omit it with --run. Then what to
         find: FILE, FILE:LINE, FILE:byte=BYTE or FILE:row=ROW, a key or its first digits,
         token=TOKEN, document=DOCUMENT, or text to search for.
     kind
-        What is given: file, key, text, token or document. By default, this is found out.
+        What is given: file, key, text, token or document. By default, tokenmill works this out.
     limit
         Number of documents to show.
     run

@@ -42,7 +42,7 @@ def holdable_bytes(share: int) -> int:
 
 
 def share_to_hold(size: int) -> int:
-    """Return the share of the memory that a worker needs to hold this many bytes of one document.
+    """Return how many bytes of memory a worker needs to hold a document of `size` bytes.
 
     >>> holdable_bytes(share_to_hold(1 << 30)) == 1 << 30
     True

@@ -90,7 +90,7 @@ def where(
         FILE, FILE:LINE, FILE:byte=BYTE or FILE:row=ROW; a key or at least its first 6 digits;
         token=TOKEN or document=DOCUMENT; or text to search for.
     kind
-        What `what` is: file, key, text, token or document. By default, this is found out.
+        What `what` is: file, key, text, token or document. By default, tokenmill works this out.
     split
         The split of a token or a document, or the only split to search for text.
     limit
