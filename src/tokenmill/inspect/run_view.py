@@ -155,7 +155,7 @@ class RunView:
             what = (
                 f"the sources are {known}" if known else "there is a single source, without a name"
             )
-            raise UsageError(f"there is no source {one_line(repr(source))}: {what}.") from None
+            raise UsageError(f"unknown source {one_line(repr(source))}: {what}.") from None
 
     def step_rows(self, step: int, rank: int | None = None) -> range:
         """Return the rows of a step or, with `rank`, those that one rank reads."""

@@ -13,6 +13,7 @@ Python's `re` can need exponential time for patterns such as `(a+)+b`. Ctrl-C st
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -131,7 +132,7 @@ class Reader:
         return _DecodedText(self.tokenizer, ids)
 
 
-class Text:
+class Text(ABC):
     """The text of some ids, and which id each character comes from."""
 
     text: str
@@ -144,13 +145,13 @@ class Text:
         """Return the number of bytes before the id of that number."""
         return self.count_bytes(self.find_character(number))
 
+    @abstractmethod
     def find_id(self, character: int) -> int:
         """Return the number of the id in which a character begins."""
-        raise NotImplementedError
 
+    @abstractmethod
     def find_character(self, number: int) -> int:
         """Return the first character that begins in the id of that number, or after it."""
-        raise NotImplementedError
 
 
 class _JoinedText(Text):

@@ -114,7 +114,7 @@ def make_app(
 
     async def handle_missing(_: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 404
-        page = _make_problem("There is no such page", "Choose a page above.", status)
+        page = _make_problem("Page not found", "Choose a page above.", status)
         return _make_html(templates.render(page, data=""), page.status)
 
     def refuse(reason: Refusal) -> Application:

@@ -166,7 +166,7 @@ def _read_report(dataset: Dataset, name: str, needle: bytes) -> Iterator[dict[st
                     if isinstance(entry, dict):
                         yield entry
     except DamagedFileError:
-        return  # there is no such list
+        return  # the list does not exist
 
 
 def describe_change(expected: int, found: int, path: str) -> str:
