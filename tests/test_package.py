@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
 import pkgutil
@@ -10,12 +9,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 import tokenmill
 from tokenmill import errors
-from tokenmill.preparation.settings import PrepareSettings
+from tokenmill.preparation.settings import PrepareArguments, PrepareSettings
 
 
 def test_exactly_the_public_names_resolve() -> None:
@@ -32,12 +32,13 @@ def test_every_public_name_is_documented(name: str) -> None:
     assert thing is getattr(importlib.import_module(tokenmill._WHERE[name]), name)
 
 
-def test_settings_of_prepare_are_in_its_signature() -> None:
-    found = inspect.signature(tokenmill.prepare).parameters
-    for field in dataclasses.fields(PrepareSettings):
-        assert found[field.name].default == field.default, field.name
-        assert found[field.name].annotation == field.type, field.name
-    assert not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found.values())
+def test_type_checkers_know_every_setting_of_prepare() -> None:
+    """Their names and types are those of the fields of `PrepareSettings`."""
+    known = get_type_hints(PrepareArguments)
+    assert known == get_type_hints(PrepareSettings)
+    assert inspect.signature(tokenmill.prepare).parameters["settings"].annotation == (
+        "Unpack[PrepareArguments]"
+    )
 
 
 def test_reports_and_loaders_have_a_one_line_repr(tmp_path: Path) -> None:

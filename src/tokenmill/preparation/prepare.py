@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import orjson
@@ -45,6 +45,7 @@ from tokenmill.preparation.pack import CheckShard, PackShard, Sifted, plan_shard
 from tokenmill.preparation.plan import Plan, hash_names, make_plan
 from tokenmill.preparation.reports import join_reports
 from tokenmill.preparation.segment import ScanReceipt, SegmentReceipt
+from tokenmill.preparation.settings import PrepareArguments
 from tokenmill.preparation.sift import SPLITS
 from tokenmill.progress import Watcher, watching
 from tokenmill.sources.find import describe_passed_over
@@ -95,18 +96,6 @@ def prepare(
     out: str | os.PathLike[str],
     *,
     tokenizer: str | os.PathLike[str] | Tokenizer = "gpt2",
-    documents: str = "auto",
-    text_field: str = "text",
-    normalize: bool = True,
-    dedup: Literal["documents", "lines", "none"] = "documents",
-    min_line: int = 20,
-    val_fraction: float = 0.01,
-    tokens_per_shard: int = 100_000_000,
-    eot: Literal["after", "before", "none"] = "after",
-    dtype: Literal["auto", "uint16", "uint32"] = "auto",
-    compress: Literal["none", "zstd"] = "none",
-    on_bad_text: Literal["repair", "drop", "refuse"] = "repair",
-    skip_bad_files: bool = False,
     exclude: Exclude = None,
     workers: int | None = None,
     memory: int | None = None,
@@ -116,12 +105,13 @@ def prepare(
     restart: bool = False,
     progress: bool | None = None,
     watcher: Watcher | None = None,
+    **settings: Unpack[PrepareArguments],
 ) -> Report:
     """Make a dataset from text, or resume making it.
 
     `inputs` are files, folders and globs; `out` is a new folder, or the folder of an interrupted
-    run. The arguments from `documents` to `skip_bad_files` decide what the dataset contains; see
-    `tokenmill.preparation.settings.PrepareSettings`. `exclude` names lists of documents to leave
+    run. `settings` decide what the dataset contains, such as `dedup="lines"` or `val_fraction=0`;
+    `tokenmill.preparation.settings.PrepareSettings` describes all of them. `exclude` names lists of documents to leave
     out, in addition to the list that `tokenmill.exclude` made for `out`; `exclude=False` leaves no
     document out. `memory` is the limit in bytes for all workers
     together. Inputs and `out` may be in an object store. If `out` is in an object store, unfinished
@@ -147,19 +137,8 @@ def prepare(
         out,
         tokenizer=tokenizer,
         memory=memory,
-        documents=documents,
-        text_field=text_field,
-        normalize=normalize,
-        dedup=dedup,
-        min_line=min_line,
-        val_fraction=val_fraction,
-        tokens_per_shard=tokens_per_shard,
-        eot=eot,
-        dtype=dtype,
-        compress=compress,
-        on_bad_text=on_bad_text,
-        skip_bad_files=skip_bad_files,
         exclude=exclude,
+        **settings,
     )
     _check_engine(engine, ray_address)
     with watching(watcher, progress) as shown:

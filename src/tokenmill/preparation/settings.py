@@ -1,17 +1,35 @@
 """The settings that decide the bytes of a dataset. They are checked, and stored in the manifest.
 
 Options that never change a byte, such as `workers` and `memory`, are not among them.
+`PrepareArguments` has the same names, so that type checkers know the arguments of `prepare`.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
 from tokenmill.errors import UsageError
 
 EOT_TEXT = "<|endoftext|>"
 _TYPE_NAMES = {str: "a string", bool: "True or False", int: "a whole number", float: "a number"}
+
+
+class PrepareArguments(TypedDict, total=False):
+    """The fields of `PrepareSettings`, as keyword arguments. All may be omitted."""
+
+    documents: str
+    text_field: str
+    normalize: bool
+    dedup: Literal["documents", "lines", "none"]
+    min_line: int
+    val_fraction: float
+    tokens_per_shard: int
+    eot: Literal["after", "before", "none"]
+    dtype: Literal["auto", "uint16", "uint32"]
+    compress: Literal["none", "zstd"]
+    on_bad_text: Literal["repair", "drop", "refuse"]
+    skip_bad_files: bool
 
 
 @dataclass(frozen=True, kw_only=True)
