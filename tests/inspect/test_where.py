@@ -280,7 +280,7 @@ def test_without_the_file_bytes_are_found_and_lines_are_not(lines):
     (lines / "a.txt").unlink()
     found = where(lines / "data", "a.txt:byte=5")
     assert found.documents[0].document.offset == 4
-    assert "is not there" in found.notes[0]
+    assert "does not exist" in found.notes[0]
     assert where(lines / "data", "a.txt:byte=4").notes == ()
     with pytest.raises(UsageError, match=r"a\.txt:byte=BYTE"):
         where(lines / "data", "a.txt:2")
@@ -572,5 +572,5 @@ def test_a_device_named_by_a_dataset_is_not_read(lines):
 
     entry = write_sources(lines / "data", [{"path": "/dev/zero", "bytes": 5, "unit": "byte"}])
     edit_manifest(lines / "data", lambda body: body.update(sources=entry))
-    with pytest.raises(UsageError, match="is not there"):
+    with pytest.raises(UsageError, match="does not exist"):
         where(lines / "data", "zero:3")

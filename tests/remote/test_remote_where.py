@@ -50,7 +50,7 @@ def test_documents_are_found_by_key_text_and_place(
     (absence,) = where(remote, f"{bucket}/texts/a.txt:60").absences
     assert absence.reason == "duplicate"
     assert absence.twins[0].text == "line 9 of a file<|endoftext|>"
-    with pytest.raises(tokenmill.TokenmillError, match="is not there"):
+    with pytest.raises(tokenmill.TokenmillError, match="does not exist"):
         where(remote, "a.txt:60")
 
 

@@ -1,1 +1,1 @@
-"""Look into a dataset: `info` describes the dataset, `peek` shows one document and its origin."""
+"""Inspect datasets and training runs, without changing them: one module or package per command."""

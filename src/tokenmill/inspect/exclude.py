@@ -1,11 +1,11 @@
-"""List documents of a dataset that the next datasets are to leave out.
+"""Keep a list of the documents of a dataset that later datasets leave out.
 
 The dataset itself is never changed. The list is a file beside it (`exclusion.py`); `prepare` and
 `reshard` read it.
 
-A document is named by its key, so its copies are left out with it, and documents of other datasets
-with the same text. Costs: what it takes to find the documents (see `where` and `search`), and one
-copy of the list for every 260,000 documents that are added. Memory holds the entries of one copy.
+The list names a document by its key, a hash of its cleaned text. So copies of the document are left
+out as well, in other datasets too. Costs: the time to find the documents (see `where` and `search`);
+the list is rewritten once for every 260,000 documents added, whose entries are in memory together.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from tokenmill.store.documents import Document
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.wording import one_line
 
-_BATCH = 1 << 18  # documents that are added with one copy of the list
-_SHOWN = 40  # tokens, of which the beginning of a text is made
-_BEGINNING = 80  # characters
+_BATCH = 1 << 18  # documents added each time the list is rewritten
+_SHOWN = 40  # tokens decoded for the beginning of a text
+_BEGINNING = 80  # characters of the beginning of a text
 _EXAMPLES = 10
 _NUMBERED = re.compile(r"document[=: ]([0-9]{1,18})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Excluded:
-    """The result of `exclude`. Iterating over it reads the entries of the list.
+    """The result of `exclude`. Iterating over it reads the entries of the list from disk.
 
-    `added` and `removed` are how many documents were added to the list at `path` and removed from
-    it. `known` are documents that were in the list already. `tokens` is the length of the added
-    documents, and `examples` are the first of those that were added or removed.
+    `added` and `removed` count the documents that were added to the list at `path` and removed from
+    it; `known` counts those that it contained already. `tokens` is the total length of the added
+    documents, and `examples` has the first documents that were added or removed.
     """
 
     path: Path
@@ -76,9 +76,9 @@ def exclude(
     progress: bool | None = None,
     watcher: Watcher | None = None,
 ) -> Excluded:
-    """Add documents to the list of those that the next datasets leave out, or remove some from it.
+    """Add documents to the list of those that later datasets leave out, or remove some from it.
 
-    Without documents to add or remove, nothing changes; the result gives the entries of the list.
+    If no documents are given, nothing changes; iterate over the result to read the list.
 
     >>> import tempfile
     >>> import tokenmill
@@ -98,8 +98,9 @@ def exclude(
     data
         A prepared dataset.
     what
-        Documents: a key or at least its first 6 digits; document=NUMBER, of the split train; a
-        place, as FILE:LINE, FILE:byte=BYTE or FILE:row=ROW; or FILE for all documents of a file.
+        The documents to add: a key or at least its first 6 digits; document=NUMBER for a document
+        of the split train; FILE:LINE, FILE:byte=BYTE or FILE:row=ROW for the document at a place
+        in an input file; or FILE for all documents of a file.
     search
         Add all documents in which this text occurs.
     regex
@@ -141,7 +142,7 @@ def _add(
     regex: bool,
     because: str | None,
 ) -> Excluded:
-    # Find all documents that are named one by one before anything is written.
+    # Find every document that `what` names before writing, so that a wrong name changes nothing.
     named = [finder.find(one) for one in what]
     found: list[Iterable[Document]] = [*named]
     if search is not None:
@@ -162,7 +163,7 @@ def _add(
 
 
 def _find_listed(path: Path, keys: Sequence[str]) -> set[str]:
-    """Return the whole keys in a list for keys of which only the first digits may be given."""
+    """Return the keys in a list that begin with the given digits; each must match exactly one key."""
     for key in keys:
         if not is_key(key):
             raise UsageError(f"{one_line(key)!r} is not a key, or the first 6 digits of one.")
@@ -206,7 +207,7 @@ class _Finder:
         if len(numbers) == 1:
             documents = SourceDocuments(self._tables, numbers[0])
             if not sum(documents.counts.values()):
-                raise UsageError(f"{self._name} has no document of {one_line(what)}.")
+                raise UsageError(f"{self._name} has no document from {one_line(what)}.")
             return documents
         files = FileFinder({"": self._dataset}, Describer(None), 2, self._watcher)
         found = files.find_source(what)
@@ -247,7 +248,7 @@ class _Finder:
             ids = tokens[document.start : stop]
             if tokens.eot_id is not None:
                 ids = ids[ids != tokens.eot_id]
-            with suppress(TokenmillError):  # the ids are not those of the tokenizer
+            with suppress(TokenmillError):  # the tokenizer cannot decode these ids
                 beginning = self._tokenizer.decode(ids)[:_BEGINNING].rstrip("\ufffd")
         return Exclusion(
             key=document.key,

@@ -1,12 +1,12 @@
 """Explain which documents a training step, a row or a token comes from.
 
 Guarantees: the rows of a step are those that a loader with the same settings reads at that step, and
-for the folder of a run, those that the run reads. Each document has its place in the row, and its
-origin as in `peek`. All documents with a token in the row are listed.
+for the folder of a run, those that the run reads. All documents with a token in the row are listed, each
+with its place in the row and its origin, which is given as in `peek`.
 
-Costs: the manifest, and the tokens and document tables of the rows asked for, a few megabytes at a
-time. Step 1,000,000 costs as much as step 0. Of each document, only the first few tokens in the row
-are decoded.
+Costs: reading the manifest, and the tokens and document tables of the requested rows, a few megabytes
+at a time. Step 1,000,000 costs as much as step 0. Of each document, only the first few tokens in the
+row are decoded.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from tokenmill.store.tokens import Tokens
 from tokenmill.wording import brief
 
 TEXT_LENGTH = 80  # characters
-MOST_ROWS = 4_096  # that are explained at once, in a second or two
-MOST_READS = 100  # places that are listed of a token that a run has read more often
-_READ_TOKENS = 1 << 20  # that are read at once
+MOST_ROWS = 4_096  # rows explained by one call, which takes a second or two
+MOST_READS = 100  # rows listed for a token, even if a run has read it more often
+_READ_TOKENS = 1 << 20  # tokens read at once
 # A character has at most four bytes, and so four tokens, except for a few special tokens.
 _TOKENS_PER_CHARACTER = 4
 _CUT = "\ufffd"
@@ -57,10 +57,10 @@ class RowDocument:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedRow:
-    """A row: where it is read, which tokens it holds, and the documents that they belong to.
+    """A row: when it is read, which tokens it holds, and the documents that they belong to.
 
-    The first token is number `shard_token` of the file `shard`. `loss` is the row's loss, if a run
-    recorded it.
+    The first token is number `shard_token` of the file `shard`. `loss` is the loss that a run
+    recorded for the row, or None.
     """
 
     place: Place
@@ -94,7 +94,7 @@ class Explanation:
     """The rows of a step, one row, or the rows that hold a token in the first epoch.
 
     `step`, `rank` and `token` are None if they were not asked for. `row_count` is how many rows a
-    run has read so far; None without a run. `paths` has the path of each source.
+    run has read so far; None without a run. `paths` maps the name of each source to its path.
     """
 
     paths: Mapping[str, str]
@@ -146,15 +146,16 @@ def explain(
     data
         A dataset, any tokens that `tokenmill.open` opens, or several as "NAME=PATH:WEIGHT".
     run
-        The folder of a run of `tokenmill train`, which says where its data is, in which order it
-        is read and in which batches. Then `data` is needed only if the data was moved or was made in
-        Python.
+        The folder of a run of `tokenmill train`. It says where the data is, in which order the run
+        reads it, and in which batches. `data` is then needed only if the data was moved or was made
+        in Python.
     step, rank
         Explain the rows of a training step, on all ranks or on one. The first step is step 0.
     row
         Explain one row of the run.
     token, source
-        Explain the rows that hold a token: its position in the split, of `source` in a mixture.
+        Explain the rows that hold the token at this position in the split. In a mixture, `source`
+        is the name of the dataset that has the token.
     text_length
         How many characters of each document to decode; 0 for none.
     seq_len, batch_size, world_size, seed, order, block_rows, group_blocks
@@ -217,7 +218,8 @@ def make_view(
 ) -> RunView:
     """Return how a run or a loader reads its data, given the arguments of a user.
 
-    `settings` are those of a loader that were given; the folder of a run has its own.
+    `settings` are the loader settings that the user gave. With `run` they are refused, because the
+    folder of a run has its own.
 
     >>> make_view("data", run=None, settings={"seq_len": 1024}, opening={})
     Traceback (most recent call last):
@@ -375,7 +377,7 @@ def decode_beginning(dataset: Dataset, ids: npt.NDArray[Any], length: int, path:
 
     Returns None if the tokenizer is unknown. An incomplete character at the start or at the end of
     the ids becomes U+FFFD; one at the place where decoding stops is omitted. `path` is the shard of
-    the first id, for the error about an id outside of the vocabulary.
+    the first id, which the error about an id outside of the vocabulary names.
     """
     if length < 1:
         return ""

@@ -47,7 +47,7 @@ class Dropped:
 
 @dataclass(frozen=True, kw_only=True)
 class SetAside:
-    """An input file that could not be used and was skipped, at the user's request."""
+    """An input file that could not be used, and was skipped because the user asked for that."""
 
     source: str
     reason: str

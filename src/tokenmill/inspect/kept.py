@@ -1,11 +1,11 @@
-"""Where the results of long inspections are kept: statistics, indexes of keys and of words.
+"""The folder that keeps the results of long inspections: statistics, indexes of keys and of words.
 
-They are beside the dataset, in `DATA/.tokenmill/IDENTITY`, if the dataset is a prepared one in a
-folder that can be written to. Otherwise, and for other formats, they are in the user's cache folder.
-IDENTITY is a hash of all tokens' checksums, so results for other data are never used.
+For a prepared dataset in a folder that can be written to, it is `DATA/.tokenmill/IDENTITY`. For a
+folder that cannot, and for other formats, it is in the user's cache folder. IDENTITY is a hash of the
+checksums of all tokens, so the results of other data are never used.
 
-Everything kept can be deleted at any time; it is then computed again. The dataset's own files are
-never changed.
+Kept results can be deleted at any time; they are computed again when they are needed. The dataset's
+own files are never changed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def find_kept(dataset: Dataset, *, make: bool = False) -> Path:
     is_beside = (
         dataset.manifest is not None
         and is_mappable(dataset.path)
-        and not beside.is_symlink()  # in a dataset of a stranger, it may lead anywhere
+        and not beside.is_symlink()  # in an untrusted dataset, a link may lead anywhere
         and os.access(beside if beside.exists() else dataset.path, os.W_OK)
     )
     place = beside if is_beside else find_cache_folder(None) / "inspected"
@@ -49,7 +49,10 @@ def find_kept(dataset: Dataset, *, make: bool = False) -> Path:
 
 
 def may_have_kept(dataset: Dataset, name: str) -> bool:
-    """Return whether results of this name are kept for this or other data, without reading tokens."""
+    """Return whether results with this name may be kept. They may belong to other data.
+
+    This is quick, because it does not compute the identity of the tokens.
+    """
     places = (dataset.path / KEPT_NAME, find_cache_folder(None) / "inspected")
     return any(is_mappable(place) and any(place.glob(f"*/{name}")) for place in places)
 

@@ -85,7 +85,7 @@ def peek(
 
 
 def check_vocabulary(dataset: Dataset, ids: npt.NDArray[Any], path: str) -> None:
-    """Raise `DatasetError` if an id is outside of the vocabulary. `path` is the shard of the first."""
+    """Raise `DatasetError` if an id is outside of the vocabulary. `path` is the first id's shard."""
     if dataset.vocab_size is not None and len(ids) and int(ids.max()) >= dataset.vocab_size:
         raise DatasetError(
             f"{path} or a later shard has the id {ids.max()}, but the vocabulary has only "

@@ -1,9 +1,9 @@
-"""Which documents rows hold, as columns, for many rows at once.
+"""Find the documents in many rows at once. Results are columns: arrays with one entry per document.
 
-Only the targets of a row count, its tokens after the first, because these have a loss. With a table
-of documents, two binary searches a row find its documents. Without one, documents end at the
-end-of-text id; the beginning of a row's first document and the end of its last are then searched for
-within `_FAR` tokens.
+Only the targets of a row count, which are its tokens after the first, because only targets have a
+loss. If the data has a document table, two binary searches per row find its documents. If not,
+documents end at end-of-text ids; then the start of a row's first document and the end of its last one
+are searched for within `_FAR` tokens.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from tokenmill.store.tokens import Tokens
 
 Integers = npt.NDArray[np.int64]
 
-_FAR = 1 << 20  # tokens
-_NEAR = 1 << 12  # tokens of the first search
-_AT_ONCE = 1 << 20  # tokens
+_FAR = 1 << 20  # tokens to search for the start or end of a document, at most
+_NEAR = 1 << 12  # tokens to search first
+_AT_ONCE = 1 << 20  # tokens of the rows that are examined at once
 
 
 class Parts(NamedTuple):
-    """Parts of documents in rows: for each, the index of its row in the rows that were asked for.
+    """Parts of documents in rows, as columns with one entry for each part.
 
-    The document is the tokens [start, stop) of the source with the index `source`. `counts` says
-    how many targets of the row are its tokens.
+    `rows` has the index of the part's row among the requested rows. The document is the tokens from
+    `starts` to before `stops` of the source with the index in `sources`. `counts` is how many
+    targets of the row belong to the document.
     """
 
     rows: Integers
@@ -38,7 +39,7 @@ class Parts(NamedTuple):
     counts: Integers
 
     def take(self, chosen: npt.NDArray[Any]) -> Parts:
-        """Return some of the parts."""
+        """Return the parts with these indices, or for which this mask is true."""
         return Parts(*(column[chosen] for column in self))
 
 
@@ -55,7 +56,7 @@ def is_remote(view: RunView) -> bool:
 
 
 def find_parts(view: RunView, rows: Integers) -> Parts:
-    """Return the documents of rows, by row and place."""
+    """Return the documents of rows, ordered by row and by their place in it."""
     columns: list[tuple[int, int, int, int, int]] = []
     at_once = max(1, _AT_ONCE // (view.seq_len + 1))
     for low in range(0, len(rows), at_once):
@@ -103,7 +104,7 @@ def _find_start(tokens: Tokens, token: int) -> int:
 
 
 def _find_stop(tokens: Tokens, token: int) -> int:
-    """Return where the first document that starts at a token or after it starts."""
+    """Return where the next document starts: at a token, or at most `_FAR` tokens after it."""
     most, size, start = min(len(tokens), token + _FAR), _NEAR, token
     while start < most:
         stop = min(most, start + size)
@@ -115,7 +116,7 @@ def _find_stop(tokens: Tokens, token: int) -> int:
 
 
 def find_epochs(view: RunView, rows: Integers) -> Integers:
-    """Return the epoch of each row, of the row's source."""
+    """Return for each row the epoch of its source."""
     windows = np.array([order.windows for order in view.rows.orders])
     if view.rows.mixture is None:
         epochs: Integers = rows // windows[0]

@@ -1,12 +1,12 @@
 """How a run reads its data: from steps and ranks to rows, from rows to tokens, and back.
 
 A `RunView` describes a run of `tokenmill train`, from its folder, or a run of any loader, from its
-settings. Both ways are exact: `find_rows` returns the rows that hold some tokens, and `span` the
-tokens of a row, for every order, mixture and change of batch.
+settings. `span` returns the tokens of a row, and `find_rows` all rows that hold certain tokens. Both
+are exact for every order, mixture and change of batch size.
 
 Costs: opening reads manifests and, for the folder of a run, hashes of a sample of the tokens. A row,
-step or token costs as much at the end of a long run as at its start. Only for the order `random`,
-`find_rows` has to compute all rows that are asked for, at about 10 ns each.
+step or token costs as much at the end of a long run as at its start. The exception is `find_rows` for
+the order `random`: it computes every row of the range that it searches, at about 10 ns each.
 
 The folder of a run is untrusted: see `training/run_reading.py`.
 """
@@ -51,16 +51,16 @@ from tokenmill.wording import brief, one_line
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
-_CHUNK = 1 << 20  # rows or windows that are computed at once
+_CHUNK = 1 << 20  # rows, or windows (rows of one epoch), to compute at once
 _FLOAT = np.dtype("<f4")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Consecutive steps with the same batch.
+    """Consecutive steps with the same batch size and number of ranks.
 
-    `batch_rows` is the number of rows per step, on all ranks together. Rank r of `world_size` reads
-    the r-th of as many equal parts of each step.
+    `batch_rows` is the number of rows per step, on all ranks together. The rows of each step are
+    divided into `world_size` equal parts; rank r reads part r.
     """
 
     step: int
@@ -181,7 +181,7 @@ class RunView:
         return self.places([row])[0]
 
     def places(self, rows: Sequence[int] | Integers) -> list[Place]:
-        """Return the step, rank and epoch of each row. Faster than one call for each."""
+        """Return the step, rank and epoch of each row. Faster than calling `place` for each."""
         numbers = np.array([_check_row(row) for row in rows], np.int64)
         windows, firsts = np.array([order.windows for order in self.rows.orders]), numbers
         sources = np.zeros_like(numbers)
@@ -230,9 +230,9 @@ class RunView:
     ) -> Integers:
         """Return all rows in [first_row, last_row) that hold a token of [start, stop), ascending.
 
-        `start` and `stop` are positions in the split of a source. A token is in one row per epoch,
-        or in two if it is the last of one row and the first of another. The last few tokens of a
-        source may be in no row.
+        `start` and `stop` are positions in the split of a source. In each epoch, a token is in one
+        row, or in two if it is the last of one row and the first of another. The last few tokens of
+        a source may be in no row.
         """
         number = self._find_source(source)
         order, mixture = self.rows.orders[number], self.rows.mixture
@@ -248,7 +248,8 @@ class RunView:
     def find_epoch_end(self, source: str, epoch: int) -> int:
         """Return the first row of the run after an epoch of a source.
 
-        If the source is paused for ever before, returns the first row after its last one.
+        If the weight of the source becomes 0 for good during the epoch, returns the row after the
+        source's last one.
         """
         number = self._find_source(source)
         rows = (epoch + 1) * self.rows.orders[number].windows
@@ -297,8 +298,8 @@ def _check_row(row: int) -> int:
 def _find_own(order: RowOrder, start: int, stop: int, first: int, last: int) -> list[Integers]:
     """Return the rows of one source in [first, last) that hold a token of [start, stop).
 
-    The result is in pieces, in any order. Either inverts the order for all windows with these
-    tokens, or computes all rows, whichever is less work.
+    The result is in pieces, in any order. Does what is less work: for each window (row of an epoch)
+    with these tokens, compute which rows it is; or compute the tokens of all rows.
     """
     windows = order.find_windows(start, stop)
     epochs = range(first // order.windows, (last - 1) // order.windows + 1)
@@ -312,7 +313,7 @@ def _find_own(order: RowOrder, start: int, stop: int, first: int, last: int) -> 
             found.append(rows[(starts < stop) & (starts + order.seq_len >= start)])
         return found
     for low in range(0, len(windows) * len(epochs), _CHUNK):
-        # All windows of an epoch come together, because one key for all is faster than several.
+        # Invert the windows of one epoch together: each epoch has a key, and changing keys is slow.
         numbers = np.arange(low, min(low + _CHUNK, len(windows) * len(epochs)))
         at, offsets = np.divmod(numbers, len(windows))
         rows = order.rows_of(windows.start + offsets, epochs.start + at)
@@ -365,7 +366,7 @@ def open_run(
     """Return how a run of `tokenmill train` reads its data, from the run's folder.
 
     The folder says where the data is. If the data was moved, or was in memory, `data` names it, as
-    for `tokenmill train`. An error is raised if the tokens are not those of the run. `tokenizer` is
+    for `tokenmill train`. If the tokens are not those of the run, raises an error. `tokenizer` is
     needed only if neither the data nor the run has one.
     """
     path = Path(folder)
@@ -424,7 +425,7 @@ def _lacks_data(path: Path) -> DatasetError:
 
 
 def _open_named(named: Sequence[NamedPath], options: Mapping[str, Any]) -> dict[str, Dataset]:
-    # Few rows are read, so a remote dataset needs no cache.
+    # Open remote datasets without a cache, since only a few rows are read.
     options = {"cache_bytes": 0, **options}
     fraction = options.pop("val_fraction", None)
     datasets = {}

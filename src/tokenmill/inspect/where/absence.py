@@ -1,9 +1,10 @@
 """Find out why a record of an input file is not in a prepared dataset.
 
 The record is read, cleaned and hashed with the dataset's own settings. The reasons are those of the
-ledger, and they are checked in the order in which `prepare` decides. If the file is missing, the list
-of rejected records (`rejected.jsonl`) is searched instead. If nothing explains the absence, the
-answer says so: the file may have changed since.
+ledger (the manifest's count of dropped documents, by reason), and they are checked in the order in
+which `prepare` decides. If the file is missing, the dataset's lists of rejected and of excluded
+records are searched instead. If nothing explains the absence, the answer says so: the file may have
+changed since.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from tokenmill.storage.reading import DamagedFileError, open_inside
 from tokenmill.store.documents import Document
 from tokenmill.wording import count
 
-_TWINS = 20  # documents with the same text that are returned
-_LONGEST_LINE = 1 << 20  # of the list of rejected records
+_TWINS = 20  # documents with the same text to return, at most
+_LONGEST_LINE = 1 << 20  # bytes of a line of a list that are read at once
 
 UNKNOWN = "unknown"
 NO_RECORD = "no record"
@@ -38,7 +39,7 @@ LISTED = "it is in a list of documents to exclude"
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """Why a record is absent: a reason of the ledger and its detail, and documents with its text."""
+    """Why a record is absent: a reason and its detail. `twins` are documents with the same text."""
 
     reason: str
     detail: str
@@ -58,7 +59,7 @@ def read_settings(dataset: Dataset) -> PrepareSettings | None:
 
 
 def find_set_aside(dataset: Dataset, source: str) -> str | None:
-    """Return why a whole file was skipped when the dataset was made; None if it was not."""
+    """Return why a whole file was skipped when the dataset was made; None if it was not skipped."""
     ledger: Mapping[str, Any] = {} if dataset.manifest is None else dataset.manifest.ledger
     entries = ledger.get("set_aside")
     for entry in entries if isinstance(entries, list) else ():
@@ -124,8 +125,8 @@ def find_report(
 ) -> tuple[int | None, Reason] | None:
     """Return the offset of a record and why it is absent, from the lists in the dataset.
 
-    These are the lists of rejected and of excluded records. The record is the one in a line, or the
-    one that starts at a place.
+    The lists have the rejected and the excluded records. The record is the one in line `line` of the
+    source, or the one at `place`: its offset in bytes or its row.
     """
     for name in (REJECTED_NAME, EXCLUDED_NAME):
         for entry in _read_report(dataset, name, orjson.dumps(source)):
@@ -154,7 +155,7 @@ def find_excluded(dataset: Dataset, key: str) -> dict[str, Any] | None:
 
 
 def _read_report(dataset: Dataset, name: str, needle: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a list that contain some bytes."""
+    """Yield the entries of a list whose lines contain the bytes `needle`."""
     try:
         with open_inside(dataset.path, name) as file:
             while data := file.readline(_LONGEST_LINE):
@@ -170,7 +171,7 @@ def _read_report(dataset: Dataset, name: str, needle: bytes) -> Iterator[dict[st
 
 
 def describe_change(expected: int, found: int, path: str) -> str:
-    """Return a note that a source file has another size than when the dataset was made."""
+    """Return a note that the size of a source file has changed since the dataset was made."""
     return (
         f"{path} has changed since the dataset was made: it had {count(expected)} bytes and has "
         f"{count(found)} now. Places in it may have moved."

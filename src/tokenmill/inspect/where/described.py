@@ -13,8 +13,8 @@ from tokenmill.inspect.where.whereabouts import FoundDocument, Visits
 from tokenmill.store.documents import Document
 
 TEXT_LENGTH = 160  # characters of the beginning of a document
-_IDS = 1024  # to decode at most
-_VISITS = 5  # rows that are listed
+_IDS = 1024  # ids to decode, at most
+_VISITS = 5  # rows to list, at most
 
 
 class Describer:
@@ -24,7 +24,7 @@ class Describer:
         self._view = view
 
     def describe(self, name: str, dataset: Dataset, document: Document) -> FoundDocument:
-        """Return a document with its place and its visits. `name` is the dataset's in a mixture."""
+        """Return a document with its place and when it is read. `name` is the dataset's in a mixture."""
         found = self._place(name, dataset, document.split, document.start, document.length)
         return replace(found, document=document)
 
@@ -59,7 +59,7 @@ class Describer:
         view = self._view
         if view is None or found.split != view.split:
             return None
-        # A run may have held out the end of the split.
+        # If the run held out the end of the split for validation, it does not read those tokens.
         stop = min(found.start + found.length, len(view.tokens(found.name)))
         if found.start >= stop:
             return None

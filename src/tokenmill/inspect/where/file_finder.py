@@ -53,7 +53,10 @@ class FileFinder:
         self.describer, self.limit, self.watcher = describer, limit, watcher
 
     def find_source(self, what: str) -> Whereabouts | None:
-        """Find a source, or a place in it. Returns None if no source has that name."""
+        """Find a source, or a place in one. Returns None if no source has that name.
+
+        A source is an input file that a dataset was made from.
+        """
         for place in dict.fromkeys((SourcePlace(name=what), parse_place(what))):
             found: list[Whereabouts] = []
             for name, dataset in self._datasets.items():
@@ -75,7 +78,10 @@ class FileFinder:
         return None
 
     def find_other_file(self, what: str) -> Whereabouts | None:
-        """Find a record of a file that is not a source. Returns None if there is no such file."""
+        """Find a record of a file that no dataset was made from. Returns None if it does not exist.
+
+        The record's text is compared with the documents.
+        """
         place = SourcePlace(name=what)
         source = find_input(what)
         if source is None:
@@ -104,7 +110,7 @@ class FileFinder:
         return _join(what, found) if found else None
 
     def _find_number(self, source: SourceFile, known: Source, place: SourcePlace) -> int:
-        """Return the offset that a place means."""
+        """Return the offset in bytes, or the row, of a place."""
         unit = choose_unit(known, place)
         if place.number is None:
             return 0
@@ -154,7 +160,7 @@ class FileFinder:
 
 
 class _OneSource:
-    """One source of a dataset, and what was asked about it."""
+    """One source of a dataset, and the place in it that the user asked about."""
 
     def __init__(
         self, finder: FileFinder, name: str, dataset: Dataset, number: int, place: SourcePlace
@@ -168,7 +174,7 @@ class _OneSource:
         self._notes: list[str] = []
 
     def list(self) -> Whereabouts:
-        """Count the documents of the file, and describe the only one if there is only one."""
+        """Count the documents of the file. If there is exactly one, describe it."""
         counts = self._documents.counts
         total = sum(counts.values())
         first = tuple(islice(self._documents, self._finder.limit))
@@ -229,9 +235,9 @@ class _OneSource:
         return replace(self._answer(()), absences=(self._explain(place, record),))
 
     def _open(self) -> SourceFile | None:
-        """Return how to read the file, or None if it is not there. Notes if its size has changed."""
-        # The name that was typed comes first. An address that a dataset names is not opened, because a
-        # dataset from somebody else may name any; the user must have typed it.
+        """Return how to read the file, or None if it is missing. Adds a note if its size changed."""
+        # Try the name that the user typed first. Open a remote address only if the user typed it: the
+        # sources of an untrusted dataset may name any address.
         for path in (self._place.name, self._source.path):
             if is_address(path) and path != self._place.name:
                 continue
@@ -249,32 +255,32 @@ class _OneSource:
         return self._finder.explain(self._name, dataset, self._settings, source, place, record)
 
     def _find_imported(self, before: Document | None, place: int) -> Whereabouts:
-        """Find a token of a file that was imported: its documents follow each other without gaps."""
+        """Find the document with a token of an imported file, whose documents leave no gaps."""
         if before is not None and place < (before.offset or 0) + before.length:
             return self._answer([before])
         return self._absent(place, NO_RECORD, "no document of this file has that token")
 
     def _find_rejected(self, line: int) -> Whereabouts:
-        """Find a line of a file that is missing, in the list of rejected records."""
+        """Find a line of a missing file in the lists of rejected and of excluded records."""
         path = one_line(self._source.path)
         if (found := find_report(self._dataset, self._source.path, line=line)) is not None:
             return self._absent(found[0], found[1].reason, found[1].detail)
         raise UsageError(
-            f"{path} is not there, so line {count(line)} cannot be found. Give the place as a byte, "
+            f"{path} does not exist, so line {count(line)} cannot be found. Give the place as a byte, "
             f"{path}:byte=BYTE, or the path where the file is now."
         )
 
     def _find_unread(self, before: Document | None, place: int) -> Whereabouts:
-        """Find a place in a file that is missing: say what the dataset knows."""
+        """Find a place in a missing file, from what the dataset itself records."""
         path, unit = one_line(self._source.path), self._source.unit
         if (found := find_report(self._dataset, self._source.path, place=place)) is not None:
             return self._absent(place, found[1].reason, found[1].detail)
         if unit == "row" or before is None:
-            detail = f"no document starts here, and {path} is not there to find out why"
+            detail = f"no document starts here, and without {path} the reason cannot be found"
             return self._absent(place, UNKNOWN, detail)
         self._notes.append(
-            f"{path} is not there. This is the last document that starts before byte {count(place)}; a "
-            "record that was dropped may lie between."
+            f"{path} does not exist. This is the last document that starts before byte {count(place)}; "
+            "a dropped record may lie between them."
         )
         return self._answer([before])
 
@@ -301,7 +307,7 @@ class _OneSource:
 
 
 def choose_unit(source: Source, place: SourcePlace) -> str:
-    """Return the unit of a place in a source: line, byte or row."""
+    """Return the unit of a place in a source: line, byte or row. A wrong unit is a UsageError."""
     usual = "row" if source.unit == "row" else "line"
     if place.unit is not None and (place.unit == "row") != (source.unit == "row"):
         given = f"{place.unit}={place.number}"

@@ -4,12 +4,12 @@ The file `index.bin` has an entry for each document: the first 64 bits of its ke
 all splits joined end to end. Entries are sorted by both and divided into blocks. After the entries
 comes the directory: the first key and the checksum of each block. The receipt `index.json` names the
 document tables that the index was made from, and has the checksum of the directory. A lookup reads
-the receipt, the directory (4 bytes for 1,000 documents) and one or two blocks, and compares their
+the receipt, the directory (4 bytes for 1,000 documents) and one or two blocks, and checks their
 checksums. So damage is found before it can lead to a wrong answer.
 
 Making the index reads all document tables once. Entries that do not fit in memory are first divided
-among files by the leading bits of their keys. Costs 16 bytes of disk for each document, twice that
-while it is made, and some 150 MB of memory for any number of documents.
+among files by the leading bits of their keys. The index takes 16 bytes of disk for each document, and
+twice that while it is made. Making it takes about 150 MB of memory for any number of documents.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tokenmill.store.documents import Documents
 
 FILE_NAME, RECEIPT_NAME = "index.bin", "index.json"
 ENTRY = np.dtype([("key", "<u8"), ("number", "<u8")])
-BLOCK = 4096  # entries
+BLOCK = 4096  # entries of a block
 
 _DIRECTORY = np.dtype([("first", "<u8"), ("checksum", "<u8")])
 _FORMAT = 1
 _SORTED = 1 << 21  # entries sorted in memory at once
-_BITS = 8  # of the keys, that choose one of the files
+_BITS = 8  # bits of the keys that choose a file
 _READ = 1 << 18  # entries of a file read at once
 _CURE = "The index is made again when it is next needed."
 
@@ -164,9 +164,10 @@ def _watched(parts: Iterable[Entries], watcher: Watcher) -> Iterator[Entries]:
 def _sort(
     parts: Iterable[Entries], total: int, bits: int, spill: Path, writer: _Writer, watcher: Watcher
 ) -> None:
-    """Pass all entries to the writer, sorted. `parts` has `total` entries, ordered by number.
+    """Sort all entries and pass them to the writer. `parts` has `total` entries, ordered by number.
 
-    All their keys are equal but for the last `bits` bits.
+    Their keys differ only in the last `bits` bits. Entries that do not fit in memory go through files
+    in the folder `spill`.
     """
     if total <= _SORTED:
         entries = np.concatenate([np.empty(0, ENTRY), *parts])
@@ -190,7 +191,7 @@ def _sort(
 
 
 def _divide(parts: Iterable[Entries], shift: int, spill: Path) -> list[int]:
-    """Divide entries among files by 8 bits of their keys. Returns the number of entries in each."""
+    """Divide entries among files by 8 bits of their keys. Return the number of entries in each."""
     files = [(spill / f"{shift + _BITS:02}-{number:03}").open("wb") for number in range(1 << _BITS)]
     counts = np.zeros(len(files), np.int64)
     try:
@@ -220,11 +221,11 @@ class _Writer:
 
     def __init__(self, file: AtomicFile) -> None:
         self._file = file
-        self._rest: Entries = np.empty(0, ENTRY)  # less than a block
+        self._rest: Entries = np.empty(0, ENTRY)  # not written yet: less than a block
         self._directory = bytearray()
 
     def write(self, entries: Entries) -> None:
-        """Write all whole blocks."""
+        """Add entries, and write the blocks that are complete."""
         joined = np.concatenate([self._rest, entries]) if len(self._rest) else entries
         whole = len(joined) - len(joined) % BLOCK
         self._write(joined[:whole])

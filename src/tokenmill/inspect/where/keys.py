@@ -1,9 +1,9 @@
 """Find documents by their keys. A key is the 128-bit hash of a document's cleaned text.
 
-Up to 2 million documents are found by reading all document tables, in some tenths of a second. For
-more, an index is made first: see `key_index.py`. It is kept beside the dataset (`kept.py`), and a
-lookup takes some milliseconds after that, however many documents there are. Every document that is
-found is compared with its table, so an index for other data never gives a wrong answer. A damaged
+In a dataset of up to 2 million documents, all document tables are read, which takes a few tenths of a
+second. For a larger one, an index is made first: see `key_index.py`. It is kept beside the dataset
+(`kept.py`); a lookup then takes a few milliseconds, however many documents there are. Every result is
+compared with the document table, so an index of other data never gives a wrong answer. A damaged
 index is made again. If several processes need the index, one makes it and the others wait.
 """
 
@@ -34,11 +34,11 @@ SCANNED_REMOTE = 1 << 16
 _KEY = re.compile(f"[0-9a-fA-F]{{{LEAST_DIGITS},{DIGITS}}}")
 _FOLDER = "keys"
 _WAIT = 0.2  # seconds between tries to take the lock
-_MOST = 1000  # documents that are returned
+_MOST = 1000  # documents to return, by default
 
 
 def is_key(text: str) -> bool:
-    """Return whether a text looks like a key, or the beginning of one.
+    """Return whether a text looks like a key, or like at least the first 6 digits of one.
 
     >>> is_key("00ff00"), is_key("00ff0"), is_key("hello!")
     (True, False, False)
@@ -115,7 +115,7 @@ def find_key(
 def _look_up(
     tables: Sequence[Documents], folder: Path, key: str, most: int, watcher: Watcher
 ) -> list[Document]:
-    """Find documents with the index in a folder. The index is made if it is missing or damaged."""
+    """Find documents with the index in a folder. Make the index if it is missing or damaged."""
     for _ in range(2):
         if (index := KeyIndex.find(folder, tables)) is None:
             index = _make_alone(tables, folder, watcher)
@@ -126,8 +126,8 @@ def _look_up(
                 raise
             (folder / RECEIPT_NAME).unlink(missing_ok=True)
     raise DatasetError(
-        f"The index of keys in {folder} was damaged again after it was made. Check the disk, and "
-        "delete that folder."
+        f"The index of keys in {folder} was made again because it was damaged, and is damaged again. "
+        "Check the disk, and delete that folder."
     )
 
 
@@ -141,7 +141,7 @@ def _make_alone(tables: Sequence[Documents], folder: Path, watcher: Watcher) -> 
         time.sleep(_WAIT)
     try:
         if (index := KeyIndex.find(folder, tables)) is None:
-            remove_temporaries(folder)  # of a process that was killed
+            remove_temporaries(folder)  # left by a process that was killed
             index = make_index(folder, tables, watcher)
         return index
     finally:
@@ -149,7 +149,7 @@ def _make_alone(tables: Sequence[Documents], folder: Path, watcher: Watcher) -> 
 
 
 def _search(index: KeyIndex, tables: Sequence[Documents], key: str) -> Iterator[Document]:
-    """Yield the documents with keys that begin with `key`, which may have more than 64 bits."""
+    """Yield the documents with keys that begin with `key`. The index has only 64 bits of each key."""
     low, high = _bounds(key)
     starts = sums([len(table) for table in tables])
     for entries in index.search(low, high):

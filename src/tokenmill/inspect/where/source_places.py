@@ -1,8 +1,8 @@
 """Find input files by name, and the documents that came from a place in one.
 
 A split's documents are in input order: `prepare` writes them ordered by source, then by offset. So
-the documents of a source are found by two binary searches, and the one at a place by a third. Up to 2
-million documents, all tables are read instead, which also works for tables in another order.
+the documents of a source are found by two binary searches, and the one at a place by a third. In a
+table of up to 2 million documents, all records are read instead, which works for any order.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ _PLACE = re.compile(
     r"(?P<name>.+?)(?::|, )(?:(?P<unit>line|byte|row)[ =:]?)?(?P<number>[0-9][0-9,]{0,24})",
     re.DOTALL,
 )
-_COMPARED = 20_000  # names to compare with one that is not found
+_COMPARED = 20_000  # names to compare with a name that no source has
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourcePlace:
-    """A file, and a place in it: a line (from 1), a byte or a row (from 0); `unit` says which.
+    """A file, and a place in it: a line (counted from 1), or a byte or a row (counted from 0).
 
-    Without a unit, `number` is a row of a Parquet file, or a line of any other file.
+    `unit` says which. Without a unit, `number` is a row of a Parquet file, or a line of any other
+    file. Without a number, the place is the whole file.
     """
 
     name: str
@@ -43,7 +44,7 @@ class SourcePlace:
 
 
 def parse_place(text: str) -> SourcePlace:
-    """Divide FILE:LINE, FILE:byte=BYTE or FILE:row=ROW; also as `peek` shows it: "FILE, byte 12".
+    """Parse FILE:LINE, FILE:byte=BYTE or FILE:row=ROW, or a place as `peek` shows it: "FILE, byte 12".
 
     >>> parse_place("a.txt:17")
     SourcePlace(name='a.txt', unit=None, number=17)
@@ -62,7 +63,8 @@ def parse_place(text: str) -> SourcePlace:
 def find_sources(sources: SourceTable, name: str) -> list[int]:
     """Return the numbers of the sources that a name may mean; at most 100.
 
-    The name may be the whole path of a source, its end, or an absolute path that ends with it.
+    The name may be the whole path of a source, the end of that path, or a longer path that ends with
+    it.
 
     >>> from tokenmill.store.tables import Source
     >>> sources = [Source(path=path, bytes=1, unit="byte") for path in ("a/x.txt", "b/x.txt", "c.txt")]
@@ -126,7 +128,7 @@ class SourceDocuments:
         return heapq.merge(*lists, key=lambda document: document.offset or 0)
 
     def find_before(self, place: int) -> Document | None:
-        """Return the last document that starts at a place, or before it."""
+        """Return the last document that starts at a place or before it; None if there is none."""
         found = None
         for table, numbers in self._pairs():
             at = bisect_right(numbers, place, key=partial(_read_offset, table)) - 1

@@ -5,8 +5,8 @@ document has in the dataset, if it is there. Memory holds one block, or one reco
 divided.
 
 Costs: in a plain file, reading begins at the record. A compressed file is read from its beginning up
-to the record, of a Parquet file one row group is read. Documents that are separated by blank lines are
-read from the kept document before the place.
+to the record. Of a Parquet file, one row group is read. If blank lines separate the documents, reading
+begins at the last document of the dataset that starts before the place.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tokenmill.sources.read import Reading, read_blocks, read_range
 from tokenmill.sources.records import Chunk, Cutter, Rejection, overlaps_itself
 from tokenmill.wording import count, counted
 
-SHOWN = 1 << 16  # bytes of a text that are kept
+SHOWN = 1 << 16  # bytes of a text to keep
 _BACK = 1 << 20  # bytes to search at once for the start of a record
 _NEWLINE = 10
 
@@ -42,9 +42,9 @@ _NEWLINE = 10
 class SourceRecord:
     """A record of an input file.
 
-    `start` is its offset. `fault` is the ledger's reason if the record cannot become a document; its
-    `detail` is for the user. Otherwise `key` is the key of its text after cleaning. `text` is the
-    beginning of the text, and `size` the number of its bytes.
+    `start` is its offset. If the record cannot become a document, `fault` is the reason that the
+    ledger counts it under, and `detail` explains it to the user. Otherwise, `key` is the key of its
+    text after cleaning. `text` is the beginning of the text, and `size` the number of its bytes.
     """
 
     start: int
@@ -71,7 +71,7 @@ def find_line(source: SourceFile, line: int, watcher: Watcher) -> int:
     if line < 1:
         raise UsageError(f"line {line} does not exist: lines are counted from 1.")
     watcher.begin("counting lines", source.size if not source.compression else 0)
-    missing, place = line - 1, 0  # line ends before the line, and bytes already read
+    missing, place = line - 1, 0  # line ends still to skip, and bytes already read
     last = b"\n"
     for block in read_blocks(source):
         if not missing:
@@ -90,7 +90,10 @@ def find_line(source: SourceFile, line: int, watcher: Watcher) -> int:
 
 
 def find_start(source: SourceFile, settings: PrepareSettings, place: int) -> int | None:
-    """Return where the record that contains a byte starts; None if that takes reading all before it."""
+    """Return where the record with the byte `place` starts, by searching backwards for a separator.
+
+    Returns None if only reading from the beginning of the file can tell.
+    """
     separator = b"\n" if source.kind == "jsonl" else settings.separator
     if separator is None:
         return 0
@@ -155,7 +158,7 @@ def _read(
 
 
 class _Candidate:
-    """The last record so far that starts at the place, or before it."""
+    """The last record read so far that starts at the place or before it."""
 
     def __init__(self, source: SourceFile, settings: PrepareSettings, place: int) -> None:
         self._source, self._settings, self._place = source, settings, place
@@ -167,11 +170,12 @@ class _Candidate:
         self._is_open = False  # whether the next chunk continues it
 
     def add(self, chunk: Chunk) -> bool:
-        """Look at the records of a chunk. Returns whether one of them starts after the place."""
+        """Look at the records of a chunk. Return whether one of them starts after the place."""
         continues = int(chunk.continues)
         if continues and self._is_open:
             self._take(chunk, 0)
-        # Rejections may arrive before texts that precede them, so only texts show that all is read.
+        # A rejection may arrive before texts that precede it in the file. So only a text after the
+        # place shows that every record up to the place was read.
         for rejection in chunk.rejections:
             if self._start < rejection.offset <= self._place:
                 self._begin(rejection.offset)

@@ -1,8 +1,8 @@
 """Find out when a run reads some tokens: the rows that hold them, and their steps, ranks and epochs.
 
 Rows are computed from the order, so a run of any length costs the same, except for the order
-`random`, where rows are tried one after another. A row has one token more than the model reads, its
-last target, and counts as holding that token too.
+`random`, where rows are tried one after another. A row has one token more than the model reads: its
+last target. The row counts as holding that token too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tokenmill.inspect.run_view import RunView
 from tokenmill.inspect.where.whereabouts import Visit, Visits
 from tokenmill.store.documents import Integers
 
-_EPOCHS = 3  # in which to look for the first rows, and for the next row of a run
+_EPOCHS = 3  # epochs in which to look for the first rows, and for the next row of a run
 _EPOCHS_OF_DRAWS = 64  # the same for the order `random`, which may miss tokens in an epoch
 _CHUNK = 1 << 24  # rows to search at once
 
@@ -52,7 +52,7 @@ def find_visits(view: RunView, source: str, start: int, stop: int, most: int) ->
 
 
 def _count_rows(view: RunView, source: str, row: int) -> int:
-    """Return how many rows of a source are before a row of the run."""
+    """Return how many rows of the run before `row` are rows of a source."""
     mixture = view.rows.mixture
     return row if mixture is None else int(mixture.counts(row)[view.rows.names.index(source)])
 

@@ -1,13 +1,13 @@
 """Find out where a document is, why it is not in a dataset, and when a run reads it.
 
-The reverse of `explain`. A document is named by its place in an input file, by its key, by some of
-its text, or by its number or one of its tokens.
+This is the reverse of `explain`. The user names a document by its place in an input file, by its key,
+by some of its text, by its number, or by one of its tokens.
 
-Guarantees: what is said about a record of an input file follows from reading that record again, with
-the functions and settings that made the dataset. Memory is bounded for any corpus and any record.
+Guarantees: what `where` says about a record of an input file follows from reading that record again,
+with the functions and settings that made the dataset. Memory is bounded for any corpus and any record.
 
-Costs: a place in a file takes two binary searches, and a read of the record if it is not the start of
-a document. A key takes some milliseconds with an index (`keys.py`). A text takes a search.
+Costs: a place in a file takes a few binary searches, and reading the record again if no document
+starts at the place. A key takes a few milliseconds with an index (`keys.py`). A text takes a search.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tokenmill.wording import one_line
 Kind = Literal["file", "key", "text", "token", "document"]
 
 _NUMBERED = re.compile(r"(token|document)[=: ]([0-9][0-9,]{0,24})")
-_COMPARED = 100  # sources whose names show what their names end with
+_COMPARED = 100  # sources to look at, to learn how the names of sources end
 
 
 def where(
@@ -98,7 +98,8 @@ def where(
     run
         The folder of a run of `tokenmill.train`, to find out at which steps it reads the document.
     seq_len, batch_size, world_size, seed, order, block_rows, group_blocks
-        Settings of a `Loader`, to find out the same without a run. Needs `seq_len` and `batch_size`.
+        Settings of a `Loader`, to find the steps of any other run. `seq_len` and `batch_size` are
+        needed.
     progress, watcher
         As for `tokenmill.prepare`.
     opening
@@ -133,14 +134,14 @@ def where(
 
 
 def _without_held_out(dataset: Dataset) -> Dataset:
-    """Return a prepared dataset with its own splits, even if a run held out another part."""
+    """Return a prepared dataset with its own splits, even if a run held out a part of its train."""
     if dataset.manifest is None:
         return dataset
     return tokenmill.dataset.opening.open(dataset.path, cache_bytes=0)
 
 
 class Finder:
-    """Finds documents in some datasets, by name; and in a run, if there is a `view` of one."""
+    """Finds documents in some datasets, and when a run reads them if there is a `view` of one."""
 
     def __init__(
         self,
@@ -159,7 +160,7 @@ class Finder:
         self._files = FileFinder(self._prepared, self._describer, limit, watcher)
 
     def find(self, what: str, kind: Kind | None) -> Whereabouts:
-        """Find out what `what` is, unless `kind` says it, and find it."""
+        """Find what `what` names. Without a `kind`, work out from the text what it names."""
         if not what:
             raise UsageError("`what` is empty; give a file, a key or some text.")
         if kind in ("file", "key") and not self._prepared:
@@ -278,7 +279,7 @@ class Finder:
         return Whereabouts(what=text, kind="text", documents=tuple(documents), is_all=is_all)
 
     def _looks_like_source(self, name: str) -> bool:
-        """Return whether a name has no spaces, and ends like the names of sources."""
+        """Return whether a name has no spaces, and the suffix of the name of some source."""
         if name.split() != [name]:
             return False
         suffix = PurePath(name).suffix

@@ -12,10 +12,10 @@ from tokenmill.store.tables import Source
 
 @dataclass(frozen=True, kw_only=True)
 class Visit:
-    """A row with tokens of a document: where a run reads it, and which of its tokens are the document's.
+    """A row with tokens of a document: when a run reads it, and which tokens are the document's.
 
-    `index` is the place of the row in its rank's batch. Places `start` to `stop` (exclusive) of the row
-    are tokens of the document. `loss` is the row's loss, if a run recorded it.
+    `index` is the place of the row in its rank's batch. The document has the tokens [start, stop) of
+    the row. `loss` is the loss that a run recorded for the row, or None.
     """
 
     row: int
@@ -32,10 +32,10 @@ class Visit:
 class Visits:
     """The rows in which a document is read.
 
-    `first` are the first of them. `read` is how many of them a run has read so far, and `latest` and
-    `next` are the last row that it has read and the first that it will read; None without a run.
-    `rows` is the number of rows that hold some of the document in one pass over the data, or None if
-    that depends on the draw (order `random`).
+    `first` are the first of them. `read` is how many of them a run has read so far; `latest` is the
+    last one that it has read, and `next` the first one that it will read. These are None without a
+    run. `rows` is how many rows hold tokens of the document in each epoch; None for the order
+    `random`, where the number differs between epochs.
     """
 
     first: tuple[Visit, ...]
@@ -51,7 +51,8 @@ class FoundDocument:
 
     `name` is the dataset's name in a mixture, or "". The tokens are [start, start + length) of the
     split; the first of them is token `shard_token` of the file `shard`. `text` is the beginning of
-    the text, or None if the tokenizer is unknown. `found` is where in the split a text was found.
+    the text, or None if the tokenizer is unknown. After a search for text, `found` is the token of
+    the split at which the text was found.
     """
 
     name: str
@@ -71,9 +72,11 @@ class FoundDocument:
 class Absence:
     """A record of an input file that is not a document of the dataset, and why.
 
-    `reason` is a reason of the ledger, such as "duplicate" or "empty"; or "rejected", if the ledger's
-    reason is not known; "skipped file"; "no record" if there is none at this place; or "unknown". `start` is where the record starts. `twins` are the documents
-    with the same text. `text` is the beginning of the record's text, if it could be read.
+    `reason` is a reason of the ledger, such as "duplicate" or "empty"; "rejected" if the dataset's
+    list says so but the ledger's reason is not known; "skipped file" if the whole file was skipped;
+    "no record" if there is none at this place; or "unknown". `start` is where the record starts.
+    `twins` are the documents with the same text. `text` is the beginning of the record's text, if it
+    could be read.
     """
 
     name: str
