@@ -1,8 +1,8 @@
 """`tokenmill.diff`: the documents that two datasets do not share.
 
-Guarantees: the comparison is exact. Documents are equal if their 128-bit keys are, and are compared as
-multisets: a text that one dataset has twice and the other once is one document removed or added.
-Order does not matter. Memory is bounded for any number of documents.
+Guarantees: documents are equal if their keys, 128-bit hashes of their texts, are equal. They are
+compared as multisets: a text that one dataset has twice and the other once counts as one document
+removed or added. Order does not matter. Memory is bounded for any number of documents.
 
 Costs: all document tables are read once. If the datasets have more than a million documents together,
 48 bytes for each document are written to a temporary folder; `TMPDIR` chooses where. If a dataset has
@@ -31,8 +31,8 @@ from tokenmill.progress import Watcher, watching
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.wording import brief, count, counted, one_line
 
-_SOURCES = 1000  # listed
-_LONGEST = 200  # characters of a value
+_SOURCES = 1000  # sources to list, at most
+_LONGEST = 200  # characters of a setting's value
 _DECIDE_TOKENS = ("tokenizer fingerprint", "end of text", "end-of-text id")
 
 AnyPath = str | os.PathLike[str]
@@ -49,7 +49,7 @@ class Total:
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """Documents that are in another split of the second dataset; their tokens there."""
+    """The documents that moved between two splits; `tokens` counts those in the second dataset."""
 
     before: str
     after: str
@@ -68,7 +68,7 @@ class SourceDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class SettingDifference:
-    """A setting that differs, and its values in both datasets, shortened; None if there is none."""
+    """A setting that differs, and its value in each dataset, shortened; None if it has no value."""
 
     name: str
     before: str | None
@@ -79,8 +79,8 @@ class SettingDifference:
 class Example:
     """A document that was removed, added or moved; `kind` says which.
 
-    Removed documents are of the first dataset, others of the second. `start` is its first token in the
-    split, and `text` its beginning if the tokenizer is known.
+    A removed document is one of the first dataset, any other is one of the second. `start` is its
+    first token in the split. `text` is its beginning, or None if the tokenizer is unknown.
     """
 
     kind: str
@@ -97,10 +97,10 @@ class Example:
 class Difference:
     """What differs between two datasets.
 
-    `compared_by` is "keys" of texts, or "tokens" if a dataset has no such keys. `same` has the
-    documents that are in the same split of both, with their tokens in the first dataset, and
-    `same_tokens_after` their tokens in the second. `sources` are those with differences, largest
-    first; `more_sources` is how many others there are.
+    `compared_by` is "keys" if documents were compared by the hashes of their texts, or "tokens" if a
+    dataset has no such keys. `same` counts the documents that are in the same split of both, with
+    their tokens in the first dataset; `same_tokens_after` is the number of their tokens in the second.
+    `sources` are the sources with the largest differences; `more_sources` counts the others.
     """
 
     paths: tuple[str, str]
@@ -118,7 +118,7 @@ class Difference:
 
     @property
     def is_same(self) -> bool:
-        """Whether both have the same documents in the same splits, as the same tokens."""
+        """Whether both have the same documents in the same splits, with the same tokens."""
         return not (
             self.removed.documents
             or self.added.documents
@@ -212,7 +212,7 @@ def _open(data: AnyPath | Dataset, options: Mapping[str, Any]) -> Dataset:
         if not given:
             raise
         return open_dataset(data, cache_bytes=0, **given)
-    # The options may be for the other dataset: a prepared one needs none.
+    # A prepared dataset needs no options, so they may be meant for the other dataset only.
     return dataset if dataset.manifest else open_dataset(data, cache_bytes=0, **given)
 
 
@@ -231,7 +231,7 @@ def compare(one: Dataset, other: Dataset, watcher: Watcher, limit: int = LIMIT) 
         for number, side in enumerate(sides):
             yield from side.read(number, splits, numbers[number])
 
-    # The number of documents without a table is known only after they were read.
+    # If a dataset has no document table, reading it is the only way to count its documents.
     held: list[Entries] = []
     blocks = read()
     for entries in blocks:
@@ -260,7 +260,7 @@ def _measure(sides: tuple[Side, Side], entries: Entries) -> int:
 
 
 def _check_tokens(one: Dataset, other: Dataset) -> tuple[str, ...]:
-    """Check that ids mean the same in both datasets. Returns notes for the user."""
+    """Check that ids mean the same in both datasets. Return notes for the user."""
     fingerprints = []
     for dataset in (one, other):
         try:
@@ -273,15 +273,16 @@ def _check_tokens(one: Dataset, other: Dataset) -> tuple[str, ...]:
             "has no keys of its texts. So their documents cannot be compared. Prepare both from text."
         )
     notes = [
-        "documents are compared by their ids, because at least one dataset has no keys of texts."
+        "documents are compared by their ids, because at least one dataset has no keys of its texts."
     ]
     if not all(fingerprints):
         notes.append(
-            "the tokenizer of at least one is unknown: equal ids are taken for equal texts."
+            "the tokenizer of at least one dataset is unknown: equal ids count as equal texts."
         )
     if one.contents.eot != other.contents.eot:
         notes.append(
-            "the end-of-text id is in another place, so equal documents have different ids."
+            "the datasets have the end-of-text id in different places (before, after or not in a "
+            "document), so documents with equal texts have different ids."
         )
     return tuple(notes)
 
@@ -382,7 +383,7 @@ def _compare_settings(one: Dataset, other: Dataset) -> tuple[SettingDifference, 
 
 
 def _list_settings(dataset: Dataset) -> Iterator[tuple[str, str]]:
-    """Yield the facts and settings that may differ, each with its value as a short text."""
+    """Yield the name of each fact and setting that may differ, and its value as a short text."""
     manifest = dataset.manifest
     yield "format", dataset.format
     yield "dtype", dataset.dtype.name

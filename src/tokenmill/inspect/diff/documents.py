@@ -1,8 +1,8 @@
 """The documents of a dataset as entries for `diff`: by the keys of their texts, or by their tokens.
 
-The key of a document of a prepared dataset is a hash of its text. The documents of other data have
-none. Then the documents of both datasets are compared by a hash of their ids, as in
-`tokenmill.import_dataset`; so imported documents have such a key already.
+In a prepared dataset, a document's key is a hash of its text. Documents of data in other formats have
+no keys. If either dataset has none, the documents of both are compared by hashes of their ids. These
+are the keys that `tokenmill.import_dataset` writes, so an imported dataset has them already.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class Side:
-    """One of the two datasets. `by_tokens` says to use hashes of ids instead of keys."""
+    """One of the two datasets. With `by_tokens`, its documents are known by hashes of their ids."""
 
     def __init__(self, dataset: Dataset, *, by_tokens: bool) -> None:
         self.dataset = dataset
@@ -36,13 +36,13 @@ class Side:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The names of all splits, those without tokens too."""
+        """The names of all splits, also of those without tokens."""
         manifest = self.dataset.manifest
         return self.dataset.splits if manifest is None else tuple(manifest.splits)
 
     @cached_property
     def size(self) -> int:
-        """How many bytes are read."""
+        """How many bytes have to be read to compare the dataset."""
         if self.hashes:
             return sum(len(tokens) * tokens.dtype.itemsize for tokens in self.dataset.values())
         return sum(len(table) for table in open_tables(self.dataset)) * ENTRY.itemsize
@@ -76,8 +76,8 @@ class Side:
     def read(self, side: int, splits: Sequence[str], sources: Integers) -> Iterator[Entries]:
         """Yield an entry for each document.
 
-        `splits` are the names of the splits of both datasets, and `sources` has the number of each
-        source among those of both datasets.
+        `splits` are the names of the splits of both datasets. `sources` maps the number of a source
+        in this dataset to its number among the sources of both.
         """
         if self.hashes:
             for split, records in self._hash():
@@ -123,7 +123,7 @@ class Side:
                 for records in hashed.read(0, len(tokens)):
                     yield split, records
                 continue
-            # Of a prepared dataset: the keys are of the texts, but sources are known.
+            # A prepared dataset whose keys are of the texts: its sources are known.
             hashed = HashedDocuments(tokens, np.array([len(tokens)]), 0, tokens.eot_id)
             known = self._read_sources(split)
             sources = np.empty(0, np.uint64)
@@ -167,5 +167,5 @@ class Side:
 
 
 def is_imported(dataset: Dataset) -> bool:
-    """Return whether the keys of a prepared dataset are hashes of ids, since it was imported."""
+    """Return whether a dataset was imported, so that its keys are hashes of ids."""
     return dataset.manifest is not None and "imported" in dataset.manifest.settings

@@ -1,9 +1,9 @@
 """Match the documents of two datasets by their keys, as multisets.
 
 Equal documents are matched in three rounds: in the same split and source, then in the same split, then
-in any split. Documents of the third round were moved. Documents of the first dataset without a match
-were removed, and those of the second were added. So a text that is in one dataset twice and in the
-other once counts as one document removed or added.
+in any split. Documents that are matched in the third round were moved. Documents of the first dataset
+without a match were removed, and those of the second were added. So a text that is in one dataset
+twice and in the other once counts as one document removed or added.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 # Documents of one dataset with the same key, split and source. `side` is 0 for the first dataset.
-# `place` is the smallest of their places in the split.
+# `place` is the position of the first of them in the split.
 ENTRY = np.dtype(
     [
         ("key", "<u8", (2,)),
@@ -33,7 +33,7 @@ Integers = npt.NDArray[np.int64]
 
 
 def reduce_entries(entries: Entries) -> Entries:
-    """Sort entries by key, side, split and source; join those that agree in all of these.
+    """Sort entries by key, side, split and source; join those that are equal in all four.
 
     >>> entries = np.zeros(3, ENTRY)
     >>> entries["count"], entries["key"][:, 1] = 1, [7, 5, 7]
@@ -60,11 +60,13 @@ def reduce_entries(entries: Entries) -> Entries:
 
 @dataclass(kw_only=True)
 class Tally:
-    """What was matched so far. Columns by source are added and removed documents and tokens."""
+    """The totals of the documents matched so far, and examples of those that differ."""
 
     splits: int
     sources: int
-    same: Integers = field(default_factory=lambda: np.zeros(3, np.int64))  # documents, tokens 0, 1
+    same: Integers = field(
+        default_factory=lambda: np.zeros(3, np.int64)
+    )  # documents, tokens of the first side, of the second
     moved: Integers = field(init=False)  # (from, to, documents and tokens)
     removed: Integers = field(init=False)  # (source, documents and tokens)
     added: Integers = field(init=False)
@@ -76,7 +78,7 @@ class Tally:
         self.added = np.zeros((self.sources, 2), np.int64)
 
     def add(self, entries: Entries) -> None:
-        """Match the entries of some keys. All entries with these keys must be among them."""
+        """Match the entries of some keys. Entries with the same key must come in the same call."""
         found = reduce_entries(entries)
         if not len(found):
             return
@@ -97,7 +99,7 @@ class Tally:
         tokens = found["tokens"].astype(np.int64)
 
         def measure(chosen: Integers) -> Integers:
-            """Return the tokens of some of the documents of each entry."""
+            """Return how many tokens `chosen` documents of each entry have."""
             return np.where(chosen == count, tokens, tokens // count * chosen)
 
         same_tokens = measure(same)
@@ -119,15 +121,15 @@ class Tally:
     def _add_moves(
         self, key: Integers, side: Integers, split: Integers, moved: Integers, tokens: Integers
     ) -> None:
-        """Pair the moved documents of both sides, in order of their keys, and count pairs of splits."""
+        """Pair the moved documents of both sides by key, and count them by their pair of splits."""
         ends, entries = [], []
         for number in (0, 1):
             chosen = np.flatnonzero((side == number) & (moved > 0))
             chosen = chosen[np.argsort(key[chosen], kind="stable")]
             entries.append(chosen)
             ends.append(np.cumsum(moved[chosen]))
-        # Every key has as many moved documents on both sides, so both sequences have equal borders
-        # between keys.
+        # For every key, both sides have the same number of moved documents. So the documents of a key
+        # are in the same range on both sides.
         borders = np.union1d(*ends)
         if not len(borders):
             return
@@ -146,15 +148,15 @@ class Tally:
 
 
 def _number(values: Integers) -> Integers:
-    """Number the different values from 0 on."""
+    """Return for each value its rank among the different values, from 0."""
     return np.unique(values, return_inverse=True)[1].ravel()
 
 
 def _match(group: Integers, side: Integers, left: Integers) -> Integers:
     """Return how many of the documents `left` of each entry have a match in their group.
 
-    A group has as many matches as the smaller of its sides has documents. The first entries of a
-    group are matched first.
+    The number of matches in a group is that of the documents of its smaller side. The first entries
+    of a group are matched first.
     """
     size = int(group.max()) + 1
     totals = np.zeros((2, size), np.int64)

@@ -1,8 +1,8 @@
 """Divide the documents of two datasets by their keys, so that each part fits in memory.
 
-Costs: memory for some `LIMIT` documents. If there are more, 48 bytes of disk for each document, in a
-temporary folder, which is removed at the end. A part that is still too large is reduced, since equal
-documents become one entry, or divided again.
+Costs: memory for about `LIMIT` documents. If there are more, 48 bytes of disk for each document, in a
+temporary folder that is removed at the end. If a part is still too large, equal documents in it are
+joined to one entry; if that is not enough, the part is divided again.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tokenmill.progress import Watcher
 from tokenmill.storage.disk import explain_disk_errors
 
 LIMIT = 1 << 20  # entries in memory
-_BITS = 8  # of a hash that choose a file
-_ROUNDS = 4  # divisions; after these, a part is used as it is
+_BITS = 8  # bits of a hash that choose a file
+_ROUNDS = 4  # divisions at most; then a part is used, however large it is
 _READ = 1 << 17  # entries read at once
 
 
@@ -84,7 +84,7 @@ def _read_all(
 
 
 def _reduce_file(path: Path, limit: int) -> Entries | None:
-    """Return the entries of a file, joined if they agree; None if more than `limit` are left."""
+    """Return the entries of a file, equal documents joined; None if more than `limit` are left."""
     held: list[Entries] = []
     count = 0
     for entries in _read(path):

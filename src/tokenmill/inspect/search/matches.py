@@ -1,8 +1,7 @@
 """What a search finds: the text, what is around it, and the document that contains it.
 
-Matches are made from the ids that the scan has read, so showing one reads no more tokens. Only for
-the first match in a document that began in an earlier chunk, the tokens between are read, to
-count their bytes.
+Matches are made from the ids that the scan has read. More tokens are read only for the first match in
+a document that began before these ids: all tokens from the document's start, to count their bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tokenmill.store.documents import Document
 from tokenmill.store.tokens import Tokens
 
 CONTEXT = 100  # bytes of text before and after a match
-_BLOCK = 1 << 20  # tokens
+_BLOCK = 1 << 20  # tokens read at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +24,9 @@ class Match:
     """An occurrence in a split, with some text `before` and `after` it.
 
     `token` is the position in the split of the token in which the occurrence begins. `byte` is where
-    it begins in the text of its document; without known documents, in the text of the split. The text
-    is the spelling of all tokens, including special ones. `document` is None if the data have no
-    document table.
+    it begins in the text of its document or, if documents are unknown, in the text of the split. This
+    text includes special tokens as they are written. `document` is None if the data has no document
+    table.
     """
 
     split: str
@@ -40,7 +39,7 @@ class Match:
 
 
 class Describer:
-    """Turns hits of one split into matches. Hits must come in order."""
+    """Turns hits, positions found in the ids of one split, into matches. Hits must come in order."""
 
     def __init__(self, tokens: Tokens, vocabulary: Vocabulary | None) -> None:
         self._tokens, self._vocabulary = tokens, vocabulary
@@ -92,7 +91,7 @@ class Describer:
             self._start, self._stop = document.start, document.start + document.length
         else:
             self._start = find_start(self._tokens, token, found)
-            self._stop = token + 1  # unknown; a later token asks again
+            self._stop = token + 1  # the end is unknown, so a later token is looked up again
             if self._start < self._counted:  # the same document as before
                 return
         self._counted, self._bytes = self._start, 0
@@ -153,7 +152,7 @@ def find_stop(tokens: Tokens, token: int) -> int:
 
 
 def _decode(data: bytes, *, cut_before: bool = False, cut_after: bool = False) -> str:
-    """Decode text that may be cut inside a character: incomplete ones at a cut are left out."""
+    """Decode text that may be cut inside a character; omit an incomplete character at a cut."""
     if cut_before:
         start = next((n for n, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
         data = data[start:]

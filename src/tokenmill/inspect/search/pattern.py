@@ -1,15 +1,15 @@
 r"""Find a text in ids, without decoding them.
 
-In the text of the ids, each byte of an occurrence belongs to exactly one id. So for each byte p of
-the searched text there is a set of ids that can stand for it, at certain alignments. The sets are
-computed from the vocabulary once. The set that is rarest in the data becomes the anchor: all its ids
-are found in the data by comparison (few ids) or with a table (many ids). From each place found, the
-neighbouring ids are compared with the searched text byte by byte, in both directions, in one table
-look-up per id. Nothing is assumed about how a tokenizer divides text, and nothing is estimated: the
-result is exact for any vocabulary whose text is the joined bytes of its ids.
+In the text of the ids, each byte of an occurrence belongs to exactly one id. So each byte of the
+searched text has a set of ids that can contain it at a certain position. The sets are computed from
+the vocabulary once. The set that is rarest in the data becomes the anchor: all its ids are found in
+the data by comparison (few ids) or with a table (many ids). From each place found, the neighbouring
+ids are compared with the searched text in both directions, with one table lookup per id. Nothing is
+assumed about how a tokenizer divides text, and nothing is estimated: the result is exact for any
+tokenizer whose text is the joined bytes of its ids.
 
-Costs: a comparison takes 0.15 ns per token and id, a table 0.65 ns per token, and a place found about
-80 ns. All of it is native code, which other threads can run beside.
+Costs: a comparison takes 0.15 ns per token and id, a table 0.65 ns per token, and following a place
+about 80 ns. All of it is native code during which other threads can run.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tokenmill.inspect.search.vocabulary import AnyIds, Integers, Vocabulary, lo
 
 CORE = 256  # bytes of the searched text that are compared by table; the rest is compared as text
 EMPTY = 64  # ids without text that may be inside a match
-_PIECE = 1 << 17  # ids that stay in the CPU's cache
-_FEW = 4  # ids: for more, a table is faster than comparisons
-_SAMPLE = 1 << 20  # ids from which the frequencies are learned
-_SURPRISE = 10_000  # places
-_ENTRIES = 1 << 20  # places that are followed at once: bounds memory
+_PIECE = 1 << 17  # ids searched at once, few enough for the CPU's cache
+_FEW = 4  # ids; for more than these, a table is faster than comparisons
+_SAMPLE = 1 << 20  # ids from which frequencies are estimated
+_SURPRISE = 10_000  # places beyond 8 times the expected number: then the anchor is chosen again
+_ENTRIES = 1 << 20  # places followed at once, which bounds memory
 _COMPARE, _LOOK_UP, _FOLLOW = 0.15, 0.65, 80.0  # ns: see above
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hits:
-    """Occurrences, in order. One begins `skip` bytes inside token `first`, and ends `end` bytes inside
-    token `last`."""
+    """Occurrences, in order. Each begins after `skip` bytes of token `first`, and ends after `end`
+    bytes of token `last`."""
 
     first: Integers
     skip: Integers
@@ -47,7 +47,7 @@ class Hits:
         return len(self.first)
 
     def where(self, chosen: npt.NDArray[Any]) -> Hits:
-        """Return some of the occurrences."""
+        """Return the occurrences with these indices, or for which this mask is true."""
         return Hits(
             first=self.first[chosen],
             skip=self.skip[chosen],
@@ -56,7 +56,7 @@ class Hits:
         )
 
     def moved(self, tokens: int) -> Hits:
-        """Return the occurrences with positions that are larger by `tokens`."""
+        """Return the occurrences with `tokens` added to their positions."""
         return Hits(
             first=self.first + tokens, skip=self.skip, last=self.last + tokens, end=self.end
         )
@@ -70,17 +70,17 @@ class Pattern(Protocol):
     def find(self, ids: AnyIds, stop: int) -> Iterator[Hits]:
         """Yield all occurrences that begin in the first `stop` of the ids, in order.
 
-        Overlapping occurrences are all found. An occurrence must end within `ids`. Each `Hits` is
-        bounded, even if each id has many occurrences.
+        Overlapping occurrences are all found. An occurrence must end within `ids`. Each `Hits` has a
+        bounded size, even if each id has many occurrences.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Anchor:
-    """The ids that can stand for one byte of the text, and their expected `share` of all tokens.
+    """The ids that can contain one byte of the text, and their expected `share` of all tokens.
 
-    `ids` are sorted. Id number n can begin at the bytes `begins[bounds[n] : bounds[n + 1]]` of the
-    text; negative numbers are bytes before it.
+    `ids` are sorted. The n-th of them can begin at the bytes `begins[bounds[n] : bounds[n + 1]]` of
+    the text; a negative number means that it begins before the text.
     """
 
     ids: AnyIds
@@ -115,7 +115,7 @@ class TextPattern:
         self._anchor: _Anchor | None = None
 
     def _fit(self) -> tuple[Integers, Integers]:
-        """Return all ways in which an id can stand for bytes of the text: ids, and where they begin."""
+        """Return every id that can contain bytes of the text, with each place where it can begin."""
         starts, lengths, flat = self._vocabulary.starts[:-1], self._vocabulary.lengths, self._flat
         text = np.frombuffer(self._core, np.uint8)
         usable = np.flatnonzero(self._vocabulary.known & (lengths > 0))
@@ -133,7 +133,7 @@ class TextPattern:
                 fits = fits[~long | (flat[place] == text[begin + more])]
             ids.append(fits)
             begins.append(np.full(len(fits), begin))
-        # Ids that begin before the text: any byte but their first can be the text's first.
+        # Ids that begin before the text: the text can begin at any of their bytes but the first.
         owner = np.repeat(usable, lengths[usable])
         inside = np.arange(len(owner)) - np.repeat(
             np.cumsum(lengths[usable]) - lengths[usable], lengths[usable]
@@ -178,11 +178,11 @@ class TextPattern:
         scan = np.where(numbers <= _FEW, numbers * _COMPARE, _LOOK_UP)
         best = int(np.argmin(scan + weights * _FOLLOW))
         chosen = np.flatnonzero((low <= best) & (high > best))
-        # Within an id, the larger its place in the text, the earlier the text begins. So hits come
-        # in order.
+        # The later in the text an id begins, the earlier the text itself begins. Ordering an id's
+        # places so makes hits come in order.
         order = chosen[np.lexsort((-self._begins[chosen], self._ids[chosen]))]
         unique, counts = np.unique(self._ids[order], return_counts=True)
-        # Set in one step: several threads search at once.
+        # Assign only the complete anchor, since several threads search at once.
         self._anchor = anchor = _Anchor(
             ids=unique,
             bounds=np.concatenate(([0], np.cumsum(counts))),
@@ -197,7 +197,7 @@ class TextPattern:
         ids = self._vocabulary.trim(ids)
         anchor = self._anchor or self._learn(ids)
         places = anchor.finder.find(ids[: stop + self.width])
-        if len(places) > 8 * anchor.share * len(ids) + _SURPRISE:  # the data have changed
+        if len(places) > 8 * anchor.share * len(ids) + _SURPRISE:  # unlike the sample
             self._learn(ids)
         numbers = anchor.ids.searchsorted(ids[places])
         counts = anchor.bounds[numbers + 1] - anchor.bounds[numbers]
@@ -257,7 +257,7 @@ class TextPattern:
         return fits
 
     def _check_rest(self, ids: AnyIds, hits: Hits) -> Hits:
-        """Return the hits after which the rest of a long text follows, with their real ends."""
+        """Return the hits whose ids continue with the rest of a long text, with their true ends."""
         kept, lasts, ends = [], [], []
         size = len(self._text)
         for number, (first, skip) in enumerate(
@@ -340,7 +340,7 @@ class IdFinder:
         for low in range(0, len(ids), _PIECE):
             piece = ids[low : low + _PIECE]
             mask = self._mark(piece, spare[:, : len(piece)])
-            if mask.any():  # faster than `nonzero` if nothing is there
+            if mask.any():  # faster than `nonzero` if nothing is found
                 found.append(mask.nonzero()[0] + low)
         return np.concatenate(found)
 

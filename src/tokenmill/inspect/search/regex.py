@@ -1,4 +1,6 @@
-r"""Search the text of documents with a regular expression, or with a tokenizer that only decodes.
+r"""Search the decoded text of documents: for a regular expression, or for a text.
+
+A text is searched for in this way only if the tokenizer does not give the bytes of each id.
 
 If every match must contain some text, such as `error` in `error: \d+`, the scan finds the documents
 that contain that text, and only these are decoded. Otherwise, all documents are decoded: about
@@ -28,7 +30,7 @@ from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers.base import Tokenizer
 
 WINDOW, OVERLAP = 1 << 19, 1 << 15  # tokens
-# Letters that also equal a letter beyond ASCII when case is ignored: the Kelvin sign, long s, dotted I.
+# ASCII letters that equal a letter beyond ASCII if case is ignored: the Kelvin sign, long s, dotted I.
 _UNEQUAL = frozenset("kKsSiI")
 
 
@@ -41,7 +43,7 @@ class Finder:
 
 
 def compile_pattern(pattern: str, *, ignore_case: bool) -> re.Pattern[str]:
-    """Compile a regular expression; an invalid one is a UsageError."""
+    """Compile a regular expression. Raise a UsageError if it is invalid."""
     try:
         return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     except (re.error, RecursionError, OverflowError) as error:
@@ -52,7 +54,7 @@ def compile_pattern(pattern: str, *, ignore_case: bool) -> re.Pattern[str]:
 
 
 def find_regex(pattern: re.Pattern[str]) -> Finder:
-    """Return a finder of the matches of a pattern, without empty ones."""
+    """Return a finder of the matches of a pattern; empty matches are skipped."""
 
     def find(text: str, start: int) -> Iterator[tuple[int, int]]:
         for match in pattern.finditer(text, start):
@@ -63,7 +65,7 @@ def find_regex(pattern: re.Pattern[str]) -> Finder:
 
 
 def find_text(wanted: str) -> Finder:
-    """Return a finder of all occurrences of a text, also of overlapping ones."""
+    """Return a finder of all occurrences of a text, including overlapping ones."""
 
     def find(text: str, start: int) -> Iterator[tuple[int, int]]:
         while (start := text.find(wanted, start)) >= 0:
@@ -92,7 +94,7 @@ def find_required(pattern: re.Pattern[str]) -> str | None:
 
 
 def _list_runs(tree: Any, *, ignore_case: bool) -> Iterator[str]:
-    """Yield texts that a match must contain. Neighbouring literals are joined."""
+    """Yield texts that a match must contain: runs of literal characters in the parsed pattern."""
     run = ""
     for operation, argument in tree:
         name = str(operation)
@@ -118,7 +120,7 @@ def _is_plain(code: int, ignore_case: bool) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """Turns ids into text: with the table of a vocabulary, or with the tokenizer itself."""
+    """Turns ids into text: with the bytes of each id if known, otherwise with the tokenizer."""
 
     vocabulary: Vocabulary | None
     tokenizer: Tokenizer | None
@@ -187,7 +189,7 @@ class _DecodedText(Text):
         return len(self._tokenizer.decode(self._ids[:count]))
 
     def find_id(self, character: int) -> int:
-        """Return the first id with which the text is longer than `character`."""
+        """Return the number of the first id after which the text is longer than `character`."""
         return bisect_right(range(len(self._ids)), character, key=lambda n: self._measure(n + 1))
 
     def find_character(self, number: int) -> int:
@@ -206,11 +208,11 @@ def search_documents(
     window: int = WINDOW,
     overlap: int = OVERLAP,
 ) -> Iterator[Match]:
-    """Yield the matches in all documents; in order.
+    """Yield the matches in all documents, in order.
 
-    With `candidates`, only documents with one of these tokens, which are in order, are searched.
-    Otherwise, the first document is the one of the token `first`, and `reached` is called with the
-    end of each document that was searched.
+    With `candidates`, positions of tokens in ascending order, only the documents with these tokens
+    are searched. Otherwise, the first document is the one that contains the token `first`, and
+    `reached` is called with the end of each document that was searched.
     """
     ranges = (
         list_documents(tokens, first) if candidates is None else _find_documents(tokens, candidates)
@@ -226,7 +228,7 @@ def search_documents(
 def list_documents(tokens: Tokens, first: int = 0) -> Iterator[tuple[int, int]]:
     """Yield the start and the end of each document with tokens; the whole split if none is known.
 
-    The first document is the one of the token `first`.
+    The first document is the one that contains the token `first`.
     """
     if tokens.documents is None and tokens.eot_id is None:
         yield 0, len(tokens)
@@ -297,5 +299,5 @@ def _search_document(
 
 
 def _clean(text: str) -> str:
-    """Return a text in which bytes that are not UTF-8 are shown as U+FFFD."""
+    """Return a text with U+FFFD in place of each byte that is not valid UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

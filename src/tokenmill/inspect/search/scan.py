@@ -1,8 +1,8 @@
 """Search all tokens of a split, or ranges of them, chunk by chunk and in order.
 
 Neighbouring chunks are read and searched by a few threads at once. At most `THREADS + 1` chunks are
-in memory, so memory does not depend on the size of the data. The first chunks are small: a search
-for something common shows its first results at once.
+in memory, so memory does not depend on the size of the data. The first chunks are small, so that a
+search for something common shows its first results at once.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def scan(
     with_ids: bool = True,
     reached: Callable[[int], None] | None = None,
 ) -> Iterator[Found]:
-    """Yield everything that begins in the given ranges of tokens, in order; by default, in all.
+    """Yield everything that begins in the given ranges of tokens, in order; by default, in all tokens.
 
     The ranges must be in order, and not overlap. Occurrences that cross into another document are
-    left out. Without `with_ids`, `Found.ids` is empty. `reached` is called with the token up to which
-    everything was yielded.
+    left out. Without `with_ids`, `Found.ids` is empty. `reached` is called with a token when all
+    occurrences before it were yielded.
     """
     chunk = chunk or (REMOTE_CHUNK if tokens.is_remote else CHUNK)
 
@@ -57,7 +57,7 @@ def scan(
         start = max(low - MARGIN, 0)
 
         def find(ids: AnyIds) -> Iterator[Hits]:
-            # Searched without the margin before it: hits may not begin there.
+            # Search without the margin before the chunk, since hits may not begin there.
             for hits in pattern.find(ids[low - start :], high - low):
                 yield keep_within_documents(tokens, hits.moved(low), ids, start)
 
@@ -66,7 +66,7 @@ def scan(
             if not any(map(len, blocks)) and len(blocks) < 2:
                 return ()
             kept = ids.copy() if with_ids or len(blocks) > 1 else ids[:0]
-        if len(blocks) > 1:  # too much for memory, so it is found again while it is used
+        if len(blocks) > 1:  # too many hits for memory, so find them again when they are used
             return (Found(hits=hits, ids=kept, start=start) for hits in find(kept))
         return (Found(hits=blocks[0], ids=kept, start=start),)
 
@@ -76,7 +76,7 @@ def scan(
     try:
         for low, high in _cut([(0, len(tokens))] if ranges is None else ranges, chunk):
             pending.append((low, high, pool.submit(search, low, high)))
-            # The first chunk is searched alone: it is a sample from which the pattern learns.
+            # Search the first chunk alone: it is the sample from which the pattern chooses its anchor.
             while len(pending) > most:
                 yield from _take(pending, watcher, reached)
             most = THREADS
@@ -109,7 +109,7 @@ def _cut(ranges: Iterable[tuple[int, int]], chunk: int) -> Iterator[tuple[int, i
 
 
 def keep_within_documents(tokens: Tokens, hits: Hits, ids: AnyIds, start: int) -> Hits:
-    """Return the hits that are in one document each. `ids[0]` is token `start`."""
+    """Return the hits that do not cross from one document to the next. `ids[0]` is token `start`."""
     if not (hits.last > hits.first).any():
         return hits
     low, high = int(hits.first.min()), int(hits.last.max())
@@ -121,7 +121,7 @@ def keep_within_documents(tokens: Tokens, hits: Hits, ids: AnyIds, start: int) -
 
 
 def find_starts(tokens: Tokens, low: int, high: int, ids: AnyIds, start: int) -> Integers | None:
-    """Return where documents start in [low, high), or None if that is unknown. `ids` has the tokens."""
+    """Return where documents start in [low, high); None if unknown. `ids[0]` is token `start`."""
     table = tokens.documents
     if table is not None:
         return table.starts(table.count_before(low), table.count_before(high))[:-1]

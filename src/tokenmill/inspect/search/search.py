@@ -2,8 +2,8 @@
 
 Guarantees: all occurrences are found, in order, wherever the tokenizer divided the text: they may
 begin and end inside a token. Occurrences of a text or of ids may overlap; matches of a regular
-expression do not, as in Python's `re`. Nothing is found across two documents, where documents are
-known: from their table, or from the end-of-text id. With an index, the result is the same.
+expression do not, as in Python's `re`. If documents are known, from a document table or from the
+end-of-text id, no occurrence crosses from one into the next. With an index, the result is the same.
 
 Costs: without an index, all tokens are read once. Ids are compared with the ids that can be part of
 the text, so almost nothing is decoded: several GB of text per second from memory
@@ -53,7 +53,7 @@ from tokenmill.tokenizers.base import Tokenizer
 
 __all__ = ["Match", "count_matches", "index", "search"]
 
-LONGEST = 1 << 16  # bytes of a searched text
+LONGEST = 1 << 16  # bytes of a text, or ids of a sequence, to search for
 
 
 def search(
@@ -98,8 +98,8 @@ def search(
     tokens
         A sequence of ids to find, instead of a text.
     ignore_case
-        Whether upper and lower case are equal. For a text without letters beyond ASCII, that means
-        A to Z and a to z.
+        Whether upper and lower case are equal. If the text has only ASCII letters, only A to Z and
+        a to z are.
     split
         The only split to search. By default, all splits.
     limit
@@ -110,7 +110,7 @@ def search(
         Called with a token when all occurrences before it were yielded. An exception that it raises
         ends the search.
     use_index
-        Whether to use the index of words, if there is one.
+        Whether to use the index that `index` makes, if there is one.
     progress, watcher
         As for `tokenmill.prepare`.
     tokenizer, dtype, format, column, eot_id
@@ -178,7 +178,7 @@ def index(
     format: str | None = None,
     column: str | None = None,
 ) -> IndexReport:
-    """Index the words of a dataset, so that `search` reads only the parts that have them.
+    """Index the words of a dataset, so that `search` reads only the parts that can contain a text.
 
     An index that exists already is kept. Needs the extra `search`. The parameters are those of
     `search`.
@@ -204,7 +204,7 @@ def index(
 
 def _open(data: AnyPaths | Dataset, tokenizer: str | Tokenizer | None, **opening: Any) -> Dataset:
     if not isinstance(data, Dataset):
-        # Without a cache: a search reads everything once.
+        # Open remote data without a cache, since a search reads everything once.
         return tokenmill.dataset.opening.open(data, tokenizer=tokenizer, cache_bytes=0, **opening)
     if tokenizer is not None or any(value is not None for value in opening.values()):
         raise UsageError(
@@ -239,9 +239,9 @@ def _ask(
     regex: bool,
     ignore_case: bool,
 ) -> _Query:
-    """Check what to find, and return the way to find it."""
+    """Check what to find, and return how to find it."""
     if (text is None) == (tokens is None):
-        raise UsageError("pass `text` or `tokens`: what to find.")
+        raise UsageError("pass what to find: either `text` or `tokens`.")
     if tokens is not None:
         if regex or ignore_case:
             raise UsageError("`regex` and `ignore_case` are for text, not for `tokens`.")
@@ -343,7 +343,7 @@ class _Query:
     def _plan(
         self, splits: list[Tokens], watcher: Watcher, *, use_index: bool
     ) -> Iterator[tuple[Tokens, Iterator[tuple[int, int]] | None]]:
-        """Yield the splits with the ranges to scan; None means all."""
+        """Yield each split with the ranges of tokens to scan; None means all tokens."""
         opened = self._open_index(watcher) if use_index and self.words is not None else None
         if opened is None:
             watcher.begin("searching", sum(map(len, splits)), unit="tokens")
@@ -414,5 +414,5 @@ class _Query:
 
 
 def _begin_at(start: int, ranges: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the parts of ranges that are not before a token."""
+    """Yield the ranges without the tokens before `start`."""
     return ((max(low, start), high) for low, high in ranges if high > start)

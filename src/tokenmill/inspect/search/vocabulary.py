@@ -2,8 +2,8 @@
 
 Joining the bytes of a million ids takes about 10 ms: pyarrow copies them out of one table.
 
-Ids outside the vocabulary, and ids without a spelling, take part in no match. Where text is shown,
-each of them is shown as U+FFFD.
+The spelling of an id is its bytes. Ids outside the vocabulary, and ids without a spelling, match
+nothing. In text, each of them is shown as U+FFFD.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Vocabulary:
     - `flat` has the bytes of all ids, joined. Those of id n start at `starts[n]`.
     - `lengths[n]` is the number of bytes of id n, and `known[n]` says whether it has a spelling.
 
-    Arrays with an entry per id have `room` entries, at least as many as a uint16 can count. So they
-    can be indexed with what `trim` returns, without a check.
+    Arrays with an entry per id have `room` entries, at least one for each value of a uint16. So they
+    can be indexed with the ids that `trim` returns, without a check.
 
     >>> vocabulary = Vocabulary([b"to", b" be", None])
     >>> bytes(vocabulary.join(np.array([0, 1], np.uint16))[0])
@@ -69,7 +69,7 @@ class Vocabulary:
         return pyarrow.Array.from_buffers(pyarrow.large_binary(), self.room, [None, offsets, data])
 
     def trim(self, ids: AnyIds) -> AnyIds:
-        """Return ids as uint16 or uint32, all below `room`. Ids outside the vocabulary are unknown."""
+        """Return ids as uint16 or uint32, all below `room`; an id that is too large becomes unknown."""
         if ids.dtype == np.uint16:
             return ids
         unsigned = ids.astype(ids.dtype.newbyteorder("="), copy=False)
@@ -78,11 +78,14 @@ class Vocabulary:
         return trimmed.astype(np.uint32, copy=False)
 
     def measure(self, ids: AnyIds) -> int:
-        """Return the number of bytes of some trimmed ids together."""
+        """Return the total number of bytes of some trimmed ids."""
         return int(self.lengths.take(ids).sum())
 
     def join(self, ids: AnyIds) -> tuple[memoryview, Integers]:
-        """Return the bytes of some trimmed ids, and where each id starts and the last one ends."""
+        """Return the joined bytes of some trimmed ids, and where each id starts in them.
+
+        The second array has one more entry: where the last id ends.
+        """
         import pyarrow
         import pyarrow.compute
 

@@ -1,14 +1,14 @@
 """An index of words: which pieces of the data contain a word.
 
 The tokens of each split are cut into pieces of `PIECE` tokens. A piece is indexed together with the
-`OVERLAP` tokens after it, so everything short that begins in a piece is entirely in what was indexed
-for that piece. The index narrows a search to the pieces that contain all words of the searched text;
-only these are then scanned. So results are exactly those of a scan: see `words`.
+`OVERLAP` tokens after it, so any short text that begins in a piece is entirely in what was indexed for
+that piece. The index narrows a search to the pieces that contain all words of the searched text; only
+these are then scanned. So results are exactly those of a scan: see `words`.
 
-Guarantees: the index is in the folder `words` of `inspect.kept`, which belongs to the tokens'
-identity. The folder is complete, or it does not exist: it is built under another name and then renamed. It
-has the fingerprint of the tokenizer and the size of each of its files. An index that does not match
-is not used. If building is interrupted, the next call continues after the last commit.
+Guarantees: the index is in the folder `words` of the kept results of these tokens (`inspect.kept`).
+The folder is complete, or it does not exist: it is built under another name and then renamed. The
+index records the fingerprint of the tokenizer and the size of each of its files; if these do not
+match, it is not used. If building is interrupted, the next call resumes after the last commit.
 
 Costs: memory for building is bounded by `HEAP` and one block of text. docs/search.md has the rate
 and the size.
@@ -42,14 +42,14 @@ PIECE, OVERLAP = 4096, 192  # tokens
 HEAP = 128 << 20  # bytes
 LONGEST = OVERLAP - EMPTY  # bytes of a searched text that are looked up
 MOST = 0.2  # share of the pieces beyond which scanning everything is faster
-_COMMIT = 1 << 14  # pieces
+_COMMIT = 1 << 14  # pieces to index between two commits
 _BLOCK_BYTES = 64 << 20  # bytes of text in memory at once
 _PAGE = 1 << 17  # pieces read from the index at once
 _VERSION = 1
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an index was made from, and its files. Everything must match for the index to be used."""
+    """What an index was made from, and its files. The index is used only if all of it matches."""
 
     version: int
     identity: str
@@ -202,7 +202,7 @@ def _describe(dataset: Dataset) -> Facts:
         version=_VERSION,
         identity=identify(dataset),
         tokenizer=dataset.tokenizer.fingerprint,
-        characters=unicodedata.unidata_version,  # it decides which characters form words
+        characters=unicodedata.unidata_version,  # the version of Unicode decides what is a letter
         piece=PIECE,
         overlap=OVERLAP,
         splits={split: len(dataset[split]) for split in sorted(dataset)},
@@ -229,7 +229,10 @@ def _report(folder: Path, facts: Facts, seconds: float) -> IndexReport:
 
 
 def _read_facts(folder: Path, expected: Facts) -> Facts | None:
-    """Return the facts of a finished index, or None if there is none. Its files are checked."""
+    """Return the facts of a finished index, or None if there is none.
+
+    Raises UnusableIndexError if they are not the `expected` ones, or if a file has another size.
+    """
     try:
         facts = msgspec.json.decode((folder / FACTS_NAME).read_bytes(), type=Facts)
         sizes = _measure(folder)
@@ -274,7 +277,7 @@ class WordIndex:
         return None if facts is None else cls(folder, facts)
 
     def narrow(self, text: str, split: str) -> Narrowed | None:
-        """Return where a text can begin in a split; None if the index cannot say, or nearly anywhere."""
+        """Return where a text can begin in a split; None if the index would not save enough work."""
         text = text.encode()[:LONGEST].decode("utf-8", "ignore")
         words = _choose(find_words(text))
         if not words:
@@ -331,7 +334,7 @@ class WordIndex:
     def _list_ranges(
         self, query: Any, base: int, top: int, length: int
     ) -> Iterator[tuple[int, int]]:
-        """Yield ranges of tokens, in order; neighbouring pieces are joined."""
+        """Yield the tokens of the pieces found as ranges, in order; neighbouring pieces are joined."""
         low = base
         start = stop = -1
         while low < top:
@@ -359,7 +362,7 @@ class Narrowed:
 
 
 def _choose(words: list[Word]) -> list[Word]:
-    """Leave out words that are slow to look up, if others narrow the search."""
+    """Omit words that are slow to look up, if the other words narrow the search."""
     inner = [word for word in words if word.kind in ("whole", "start")]
     chosen = inner if any(len(word.text) > 2 for word in inner) else words
     return list({(word.text, word.kind): word for word in chosen}.values())

@@ -1,8 +1,8 @@
 """How text is divided into words for the index.
 
-Each character is always treated in the same way, whatever is next to it. This makes the index
-complete: where a text contains the searched text, it contains the words inside of that, a word that
-ends with its first word, and one that begins with its last.
+Each character is always treated in the same way, whatever is next to it. So no occurrence is missed:
+a text that contains the searched text contains a word that ends with the first word of the searched
+text, a word that begins with its last word, and all words between these.
 
 - ASCII letters and digits, and letters of other alphabets, form words. A to Z become lower case.
 - Every other character beyond ASCII is a word of its own: Chinese, Japanese and Thai characters,
@@ -20,14 +20,15 @@ from typing import Literal
 import numpy as np
 
 LONGEST = 64  # bytes
-LONG = "\x01long"  # in no text: there, control characters separate words
+LONG = "\x01long"  # cannot occur in a text, because control characters separate words
 
 _WORD_BYTES = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _TABLE = bytes(
     byte if byte >= 128 else bytes([byte]).lower()[0] if byte in _WORD_BYTES else 32
     for byte in range(256)
 )
-# Scripts without spaces between words, and everything beyond ASCII that is not a letter or digit.
+# Characters that are words of their own: those of scripts without spaces between words, and
+# everything beyond ASCII that is not a letter or digit.
 _ALONE = re.compile(
     r"[^\x00-\x7f\w]|[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\ua9e0-\ua9ff"
     r"\uaa60-\uaa7f\uf900-\ufaff\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U0003ffff]"
@@ -83,6 +84,6 @@ def find_words(text: str) -> list[Word]:
 
 
 def _continues(character: str) -> bool:
-    """Return whether a word may continue beyond a character."""
+    """Return whether a word with this character at its start or end may be longer."""
     words = list_words(character.encode()).split()
     return bool(words) and not _ALONE.match(character)
