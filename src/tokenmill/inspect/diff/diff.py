@@ -281,8 +281,8 @@ def _check_tokens(one: Dataset, other: Dataset) -> tuple[str, ...]:
         )
     if one.contents.eot != other.contents.eot:
         notes.append(
-            "the datasets have the end-of-text id in different places (before, after or not in a "
-            "document), so documents with equal texts have different ids."
+            "the end-of-text id is not in the same place in both datasets (before each document, after "
+            "it, or nowhere), so documents with equal texts have different ids."
         )
     return tuple(notes)
 

@@ -208,7 +208,7 @@ def _open(data: AnyPaths | Dataset, tokenizer: str | Tokenizer | None, **opening
         return tokenmill.dataset.opening.open(data, tokenizer=tokenizer, cache_bytes=0, **opening)
     if tokenizer is not None or any(value is not None for value in opening.values()):
         raise UsageError(
-            "`tokenizer` and other options for opening are not for a dataset that is open already. "
+            "`tokenizer` and other options of opening cannot be used with an opened dataset. "
             "Pass them to `tokenmill.open`."
         )
     return data

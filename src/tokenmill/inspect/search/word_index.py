@@ -187,7 +187,7 @@ def _open_partial(tantivy: Any, folder: Path, expected: Facts) -> tuple[Any, int
             progress = msgspec.json.decode((folder / _PROGRESS_NAME).read_bytes(), type=_Progress)
             if index.searcher().num_docs == progress.pieces:
                 return index, progress.pieces, progress.text_bytes
-    remove(folder)  # if it is a link, only the link
+    remove(folder)  # of a link, this removes only the link
     make_folder(folder)
     schema = tantivy.SchemaBuilder()
     schema.add_text_field("words", tokenizer_name="whitespace", index_option="basic")

@@ -1,8 +1,8 @@
 """The mean loss by source and by length of the documents, from a sample of the rows.
 
-A row's loss counts for each of its documents, by the number of its targets that they have. The rows
-of the sample are drawn by a keyed permutation, so they are the same whenever it is made. Costs:
-about 0.2 ms per row, so at most `SAMPLE` rows are read, whatever the length of the run.
+A row's loss counts for each of its documents, weighted by the number of the row's targets that belong
+to the document. A keyed permutation chooses the rows, so the sample is always the same. Costs: about
+0.2 ms per row, so at most `SAMPLE` rows are read, whatever the length of the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tokenmill.progress import Watcher
 SAMPLE = 10_000  # rows
 REMOTE_SAMPLE = 200  # rows of data in an object store, where each may need a request
 MOST_SOURCES = 10
-_PIECE = 500  # rows
+_PIECE = 500  # rows to read at once
 
 Key = TypeVar("Key", str, int)
 
@@ -34,10 +34,10 @@ Key = TypeVar("Key", str, int)
 class LossGroup:
     """The losses of the documents of one source or of one range of lengths.
 
-    `tokens` is the number of targets in the sample, `loss` their mean loss, and `excess` by how much
-    the rows' losses are above those of the rows around them, on average. A source is a file, after
-    the name of its dataset in a mixture. `count` is the number of sources in the group, which is
-    more than 1 only for those that are not listed.
+    `tokens` is the number of targets in the sample, and `loss` their mean loss. `excess` is by how
+    much the rows' losses exceed, on average, those of the rows around them. A source is the path of a
+    file, in a mixture after the name of its dataset. `count` is the number of sources in the group:
+    more than 1 only in the group that joins all sources that are not listed.
     """
 
     name: str

@@ -1,11 +1,12 @@
 """The loss that is expected at each step, and its usual spread: medians over the steps around it.
 
 Losses fall steeply at first, so a loss is compared with its neighbours in time and never with the
-whole run. The level of a step is the median of the `HALF` steps before it, itself and the `HALF`
-steps after it. Near the beginning, both sides are shortened alike, so that a falling curve has no
-excess there; near the end, only the later side is. The spread is the larger of two robust estimates
-over the same steps: the median distance from the level, and the median change from one step to the
-next. If both are 0, because most losses are equal, it is the mean distance.
+whole run. The level of a step is the median of the losses of the `HALF` steps before it, itself and
+the `HALF` steps after it. Near the start of the run, both sides are shortened equally, so that a
+falling curve has no excess there; near the end, only the later side is shortened. The spread is the
+larger of two robust estimates over the same steps: the median distance from the level, and the median
+change from one step to the next. If both are 0, because most losses are equal, the spread is the mean
+distance.
 
 Guarantees: results do not depend on how the steps are divided into blocks. Values that are not
 finite are left out. Adding a constant to all losses, or multiplying them by a positive one, changes
@@ -20,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 HALF = 16  # steps on each side
-LEAST = 9  # values that a median needs
+LEAST = 9  # values that a median must come from
 MOST_SCORE = 1e6
-_AT_ONCE = 1 << 14  # windows
+_AT_ONCE = 1 << 14  # windows (the steps around a step) to sort at once
 # These make the estimates equal to the standard deviation, if losses are normally distributed.
 _OF_DISTANCE, _OF_CHANGE, _OF_MEAN = 1.4826, 1.0484, 1.2533
 
@@ -30,7 +31,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Part(NamedTuple):
-    """Values of the steps from `first` on, of a series of `total` steps."""
+    """The values of some steps, from step `first` on, of a series of `total` steps."""
 
     first: int
     values: Floats
@@ -119,7 +120,7 @@ def _cut(part: Part, low: int, high: int) -> Floats:
     begin = first - (low - HALF)
     padded[begin : begin + last - first] = part.values[first - part.first : last - part.first]
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * HALF + 1).copy()
-    for step in range(low, min(high, HALF)):  # as many steps after it as before it
+    for step in range(low, min(high, HALF)):  # use only as many steps after it as before it
         windows[step - low, HALF + step + 1 :] = np.nan
     return windows
 
@@ -139,7 +140,7 @@ def row_medians(rows: npt.NDArray[np.floating]) -> tuple[Floats, npt.NDArray[np.
 
 
 def find_scores(excess: npt.NDArray[np.floating], spread: npt.NDArray[np.floating]) -> Floats:
-    """Return by how many spreads values exceed their level, at most `MOST_SCORE`; NaN if unknown.
+    """Return by how many spreads values exceed their level, up to `MOST_SCORE`; NaN if unknown.
 
     >>> find_scores(np.array([3.0, 0, 1, np.nan]), np.array([2.0, 0, 0, 1])).tolist()
     [1.5, 0.0, 1000000.0, nan]

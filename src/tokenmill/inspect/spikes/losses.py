@@ -1,4 +1,4 @@
-"""Read the losses of anyone's training: a raw .f32 file, a .npy file or JSON lines.
+"""Read the losses that any training program recorded: a raw .f32 file, a .npy file or JSON lines.
 
 The file may be untrusted. NumPy parses the header of a .npy file, and no pickle is loaded. A raw or
 a .npy file is mapped, so memory does not grow with its size. JSON lines are read in pieces; each
@@ -35,7 +35,7 @@ Per = Literal["row", "step"]
 MOST_LINES = 1 << 24
 _LONGEST_LINE = 1 << 16  # bytes
 _PIECE = 1 << 20  # bytes to read at once
-_LARGEST = 1 << 40  # step, row, or number of values
+_LARGEST = 1 << 40  # the largest step or row, and the most values
 _SAVE = "np.save(path, np.asarray(losses, np.float32))"
 
 
@@ -43,8 +43,9 @@ _SAVE = "np.save(path, np.asarray(losses, np.float32))"
 class LossFile:
     """The losses in a file, in order.
 
-    `numbers` has the step or the row of each value; None means 0, 1, 2, … `per` says what a value
-    belongs to: a row, a step, or None if the file does not say. `notes` are for display.
+    `numbers` has the step or the row of each value; None means 0, 1, 2, … `per` says whether a value
+    belongs to a row or to a step; it is None if the file does not say. `notes` are remarks for the
+    user.
     """
 
     path: Path
@@ -116,7 +117,7 @@ def one_dtype(dtype: np.dtype[Any]) -> str:
 
 
 class _Line(msgspec.Struct, gc=False):
-    """The values of a line that are used; a line may have more."""
+    """The fields of a line that are read. Other fields are ignored."""
 
     step: int | None = None
     row: int | None = None
@@ -206,14 +207,17 @@ def _parse(place: Path, number: int, data: bytes) -> _Line:
 
 
 def _fit(value: float) -> float:
-    """Return a loss as float32 can hold it: what is too large becomes infinite."""
+    """Return a loss that float32 can hold: one that is too large becomes infinite."""
     return value if abs(value) < 3.4e38 or value != value else float(np.copysign(np.inf, value))
 
 
 def _sort(
     place: Path, values: npt.NDArray[np.float32], numbers: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], list[str]]:
-    """Return values by ascending number. The last value of a number counts, as after a resume."""
+    """Return values in ascending order of their numbers, and notes for the user.
+
+    If a number occurs several times, as after a resume, only its last value is kept.
+    """
     notes = []
     if (numbers[1:] <= numbers[:-1]).any():
         order = numbers.argsort(kind="stable")

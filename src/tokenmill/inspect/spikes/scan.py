@@ -1,8 +1,8 @@
 """Find the steps whose loss jumped and the rows that stand out, in one pass over all losses.
 
-A row's excess is its loss minus what is expected: the level of the medians of the steps around it
-(see `loss_levels.py`) or, in steps of `OWN` rows or more, the median of its own step if that is
-higher. So if a whole step is higher, because the weights have changed, its rows have no excess.
+A row's excess is its loss minus the expected loss. That is the level of its step, a median over the
+steps around it (see `levels.py`). In steps of `OWN` rows or more, it is the median of the row's own
+step if that is higher: if all rows of a step are higher because the weights changed, none has excess.
 
 Memory is bounded for any number of losses: they are read in blocks of about `_BLOCK` rows, and at
 most `MOST_JUMPS` jumps, `MOST_ROWS` rows and `_MOST_LEVELS` levels are kept. Costs: about 100 ns a
@@ -36,18 +36,18 @@ from tokenmill.progress import Watcher
 
 MOST_ROWS = 1024
 MOST_JUMPS = 256
-OWN = 8  # rows of a step whose median is a level of its own
+OWN = 8  # rows that a step needs for its own median to count as expected loss
 GAP = 4  # steps between two jumps that count as one
 _BLOCK = 1 << 20  # rows
 _LARGEST = 1e30  # a larger loss counts as infinite, so that sums and distances stay finite
-_MOST_NOT_FINITE = 16  # steps to list
+_MOST_NOT_FINITE = 16  # steps with NaN or infinite losses to list
 _MOST_LEVELS = 1 << 22
 
 Integers = npt.NDArray[np.int64]
 
 
 class Piece(NamedTuple):
-    """The rows of consecutive steps: losses of shape (steps, rows of a step)."""
+    """The losses of the rows of consecutive steps, as an array of shape (steps, rows of a step)."""
 
     step: int
     row: int
@@ -55,7 +55,7 @@ class Piece(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """For consecutive steps: the mean and the median of the finite losses, and how many are not."""
+    """For consecutive steps: mean and median of the finite losses, and counts of the other losses."""
 
     first: int
     means: Floats
@@ -65,7 +65,10 @@ class Summary(NamedTuple):
 
 
 class Curve(ABC):
-    """The losses of a run, by step. `steps` counts the steps; `rows` is None if only steps are known."""
+    """The losses of a run, by step.
+
+    `steps` counts the steps. `rows` counts the rows; None if only the losses of steps are known.
+    """
 
     steps: int
     rows: int | None
@@ -140,10 +143,10 @@ class RowCurve(Curve):
         return found
 
     def read_rows(self, rows: Integers) -> npt.NDArray[np.float32]:
-        """Return the losses of rows, which are sorted."""
+        """Return the losses of some rows, given in ascending order."""
         if not len(rows):
             return np.empty(0, np.float32)
-        # Neighbours are read together; a map would be as good, but a run may only offer ranges.
+        # Read neighbouring rows together, because `read` takes ranges: a run offers nothing else.
         cuts = np.flatnonzero(np.diff(rows) > 1024) + 1
         parts = []
         for some in np.split(rows, cuts):
@@ -181,7 +184,7 @@ class RowCurve(Curve):
         return found
 
     def measure_distances(self, first: int, centers: Floats) -> tuple[Floats, Floats]:
-        """Return the median and the mean distance of each step's losses from the step's center."""
+        """Return the median and the mean distance of each step's losses from its value in `centers`."""
         medians, means = (np.full(len(centers), np.nan) for _ in range(2))
         for step, _, losses in self.pieces(first, first + len(centers)):
             here = slice(step - first, step - first + len(losses))
@@ -206,7 +209,7 @@ class StepCurve(Curve):
         return step if self._numbers is None else int(self._numbers[step])
 
     def find(self, steps: Integers) -> tuple[Integers, Floats]:
-        """Return the indices of steps, given their numbers, and their losses; NaN where unknown."""
+        """Return the indices and the losses of the steps with some numbers; NaN where unknown."""
         if self._numbers is None:
             found = np.minimum(steps, self.steps - 1)
             is_known = steps < self.steps
@@ -223,7 +226,7 @@ class StepCurve(Curve):
 
 
 def _only_finite(losses: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a copy with NaN instead of what is infinite, which includes what is beyond `_LARGEST`."""
+    """Return a copy with NaN instead of infinite losses and of losses beyond `_LARGEST`."""
     kept = losses.astype(np.float64 if losses.dtype.itemsize > 2 else np.float32)
     with np.errstate(invalid="ignore"):
         kept[np.abs(kept) > _LARGEST] = np.nan
@@ -240,9 +243,9 @@ def _count_not_finite(
 
 @dataclass(frozen=True, kw_only=True)
 class Jump:
-    """Steps whose loss jumped, from `first` to `last`; `first_excess` is the excess of `first`.
+    """Steps whose loss jumped, from `first` to `last`. `peak` is the step with the highest loss.
 
-    The other values are those of `peak`.
+    `first_excess` is the excess of `first`; all other values are those of `peak`.
     """
 
     first: int
@@ -257,7 +260,7 @@ class Jump:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HighRows:
-    """Rows with the highest excess, from the highest on, as columns."""
+    """The rows with the highest excess, as columns, in descending order of excess."""
 
     rows: Integers
     losses: Floats
@@ -270,7 +273,7 @@ class Scan:
     """What a pass over all losses found.
 
     `not_finite` has (step, NaN losses, infinite losses) for the first steps that have such losses.
-    `judged` counts the steps with enough neighbours.
+    `judged` counts the steps that have enough neighbours to be judged.
     """
 
     jumps: list[Jump] = field(default_factory=list)
@@ -293,7 +296,8 @@ class Scan:
 
 
 def scan(curve: Curve, threshold: float, watcher: Watcher) -> Scan:
-    """Find the jumps and the worst rows; what exceeds its level by `threshold` spreads stands out."""
+    """Find the jumps and the worst rows: the steps and rows that exceed their level by `threshold`
+    spreads or more."""
     none = np.empty(0)
     stride = 1 + curve.steps // _MOST_LEVELS
     found = Scan(
@@ -347,14 +351,14 @@ def _add_jumps(found: Scan, losses: Floats, low: int, level: Level, threshold: f
                 top, first=before.first, first_excess=before.first_excess, last=step
             )
             continue
-        if len(found.jumps) > 8 * MOST_JUMPS:  # the last one may still grow
+        if len(found.jumps) > 8 * MOST_JUMPS:  # keep the last one too, since it may still grow
             found.jumps = [*_keep_jumps(found.jumps[:-1]), found.jumps[-1]]
         found.jumps.append(one)
         found.jump_count += 1
 
 
 def _keep_jumps(jumps: Sequence[Jump]) -> list[Jump]:
-    """Return the highest jumps, from the highest on."""
+    """Return the highest jumps, in descending order of their height."""
     return sorted(jumps, key=lambda jump: (-jump.excess, jump.first))[:MOST_JUMPS]
 
 
@@ -370,7 +374,7 @@ def _add_not_finite(found: Scan, wide: Summary, low: int, high: int) -> None:
 def _scan_rows(
     found: Scan, curve: RowCurve, wide: Summary, low: int, high: int, threshold: float
 ) -> int:
-    """Find the worst rows of the steps [low, high). Returns how many rows were read."""
+    """Find the worst rows of the steps [low, high). Return how many rows were read."""
     part = Part(wide.first, wide.medians, curve.steps)
     first, last = widen(low, high, curve.steps)
     expected, counts = find_medians(part, first, last)
@@ -399,7 +403,7 @@ def _scan_rows(
 
 
 def _keep_levels(found: Scan, curve: Curve, low: int, expected: Floats, spread: Floats) -> None:
-    """Keep the levels of the steps from `low` on: one of each `stride` steps, in their middle."""
+    """Keep the expected loss and the spread of one step, the middle one, of every `stride` steps."""
     groups = np.arange(low // found.stride, len(found.levels))
     groups = groups[: len(expected) // found.stride + 2]
     at = np.minimum(groups * found.stride + found.stride // 2, curve.steps - 1) - low
@@ -416,7 +420,7 @@ def _keep_worst(
         chosen = np.flatnonzero(excess > least)
     if not len(chosen):
         return
-    if len(chosen) > MOST_ROWS:  # of equal ones, the first rows stay
+    if len(chosen) > MOST_ROWS:  # of rows with equal excess, the first ones stay
         order = np.argsort(-excess[chosen], kind="stable")[:MOST_ROWS]
         chosen = chosen[order]
     rows = np.concatenate((worst.rows, row + chosen))

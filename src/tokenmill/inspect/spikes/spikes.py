@@ -1,8 +1,8 @@
-"""Where the loss of a run jumped, which rows and documents did it, and what they have in common.
+"""Find where the loss of a run jumped, the rows and documents behind it, and what these share.
 
 Guarantees: the report depends only on the losses and the data. Losses that are NaN or infinite are
-counted and named, and take part in nothing else. Nothing is guessed: with too few steps, the report
-says so, and it is an error if it is unclear whether a value belongs to a row or to a step.
+counted and listed, and used for nothing else. Nothing is guessed: if there are too few steps, the
+report says so, and it is an error if it is unclear whether a value belongs to a row or to a step.
 
 Costs: one pass over the losses (see `scan.py`), then at most `SAMPLE` rows and a few dozen
 documents are looked up, whatever the length of the run. Memory is bounded.
@@ -34,14 +34,14 @@ from tokenmill.wording import count, counted
 THRESHOLD = 6.0
 LIMIT = 10
 _ROWS_OF_SPIKE = 5
-_GROUP_OF_STEPS = 64  # steps that a group of blocks has at least, for rows to be well shuffled
-_STEPS_OF_SPIKE = 4  # the first steps, in which the cause must be
-_ROWS_OF_STEPS = 1 << 14  # rows of spikes to look up, if only the losses of steps are known
+_GROUP_OF_STEPS = 64  # with fewer steps per group of blocks, rows of a step may be neighbours
+_STEPS_OF_SPIKE = 4  # the first steps of a spike, among which the cause must be
+_ROWS_OF_STEPS = 1 << 14  # rows to look up at most if only the losses of steps are known
 
 
 @dataclass(frozen=True, kw_only=True)
 class HighRow:
-    """A row with a high loss, `excess` above what is expected, which is `score` spreads."""
+    """A row with a high loss: by `excess`, or `score` spreads, above the expected loss."""
 
     loss: float
     excess: float
@@ -53,10 +53,11 @@ class HighRow:
 class Spike:
     """Steps whose loss jumped: from `step` to `last_step`, highest at `peak_step`.
 
-    `loss`, `expected`, `excess` and `score` are those of the peak. `cause` is "rows" if a few rows
-    of the first step have most of its excess. It is "weights" if most of its rows are higher: then
-    the rows of the step before are listed too. It is "unknown" if only the losses of steps are known.
-    `rows` are the worst rows, and `suspects` the places of their documents in the list of suspects.
+    `loss`, `expected`, `excess` and `score` are those of the peak. `cause` is "rows" if the rows of
+    the first step that stand out account for at least half of its excess. Otherwise it is "weights":
+    most rows are higher, so an earlier update of the weights is the likely cause, and the worst rows
+    of the step before are listed too. It is "unknown" if only the losses of steps are known. `rows`
+    are the worst rows. `suspects` are indices into the report's suspects, of documents in the spike.
     """
 
     step: int
@@ -82,13 +83,13 @@ class NotFinite:
 
 @dataclass(frozen=True, kw_only=True)
 class SpikeReport:
-    """The spikes of a run. All lists begin with the worst.
+    """The spikes of a run. `spikes`, `rows` and `suspects` begin with the worst.
 
-    `per` says whether the losses are those of rows or of steps, and `paths` where the data of each
-    source is. `judged_steps` counts the steps with
-    enough neighbours for a verdict. `spike_count` and `high_row_count` count all, `spikes` and `rows`
-    list some. `nan` and `infinite` count losses, and `not_finite` lists the first steps with them.
-    `groups` are None if only the losses of steps are known. `notes` say what limits the report.
+    `per` says whether the losses are those of rows or of steps. `paths` has the path of the data of
+    each source. `judged_steps` counts the steps with enough neighbours to be judged. `spike_count`
+    and `high_row_count` count all spikes and rows that stand out; `spikes` and `rows` list the worst.
+    `nan` and `infinite` count losses, and `not_finite` lists the first steps with such losses.
+    `groups` is None if only the losses of steps are known. `notes` say what limits the report.
     """
 
     per: Per
@@ -140,7 +141,7 @@ def spikes(
     watcher: Watcher | None = None,
     **opening: Any,
 ) -> SpikeReport:
-    """Find where the loss of a run jumped, and which documents did it.
+    """Find where the loss of a run jumped, and the documents that may have caused it.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -163,14 +164,14 @@ def spikes(
     run
         The folder of a run of `tokenmill train`, which has all that is needed.
     losses
-        A file of losses of any training, instead of `run`: .npy, JSON lines with a `loss` and a
-        `step` or `row` each, or raw float32 (.f32).
+        A file of the losses of any other training, instead of `run`: .npy; JSON lines, each with a
+        `loss` and a `step` or `row`; or raw float32 (.f32).
     per
         Whether a loss in the file belongs to a "row" or to a "step", if the file does not say.
     first_step
         The number that the file gives to the first step of the run; by default 0.
     data
-        The data of the losses, as in `explain`; for a run, only if the data was moved.
+        The data that was trained on, as in `explain`; for a run, only if the data was moved.
     seq_len, batch_size, world_size, seed, order, block_rows, group_blocks
         The settings of the loader, as in `Loader`.
     split
@@ -217,7 +218,7 @@ def find_spikes(
     limit: int = LIMIT,
     watcher: Watcher,
 ) -> SpikeReport:
-    """Find the spikes of a run that is open: in its own losses, or in those of a file."""
+    """Find the spikes of an opened run, in its own losses or in those of a file."""
     if not 0 < threshold < math.inf:
         raise UsageError(f"`threshold` is {threshold}; it must be a positive number.")
     if limit < 1:
@@ -246,7 +247,7 @@ def find_spikes(
         groups = group_losses(view, curve, judge, watcher)
     else:
         notes.append(
-            "Only the losses of steps are known, so all documents of a step are suspects. With the "
+            "Only the losses of steps are known, so every document of a step is a suspect. With the "
             "losses of rows, the rows and the documents in them are found."
         )
     return SpikeReport(
@@ -278,7 +279,7 @@ def find_spikes(
 def _make_curve(
     view: RunView, file: LossFile | None, first_step: int | None, notes: list[str]
 ) -> RowCurve | StepCurve:
-    """Return the losses by step. Adds what the user should know to `notes`."""
+    """Return the losses by step. Add remarks for the user to `notes`."""
     is_ordered = _is_ordered(view)
     if file is None:
         known = view.losses_count
@@ -318,7 +319,7 @@ def _make_curve(
 
 
 def _is_ordered(view: RunView) -> bool:
-    """Return whether most rows of a step may be neighbours in the data, and so of one document."""
+    """Return whether the rows of a step may be neighbours in the data, so that one document fills it."""
     kind = view.rows.settings
     if kind.order != "blocks" or kind.block_rows is None or kind.group_blocks is None:
         return kind.order == "sequential"
@@ -414,10 +415,12 @@ def _describe(
 
 
 def _find_cause(curve: RowCurve, judge: Judge, jump: Jump) -> tuple[str, Integers]:
-    """Return whether rows or the weights made the loss jump, and the worst rows of the first steps."""
+    """Return what made the loss jump, "rows" or "weights", and the worst rows of the first steps."""
     rows = np.array(curve.rows_of(jump.first))
     excess, is_high = judge.judge(rows)
-    # In steps of few rows, a row's excess is above the level of steps, like that of the step.
+    # In steps of few rows, the excess of a row is relative to the level of the steps around it, as
+    # `first_excess` is. In larger ones, it is relative to the median of its own step, if that is
+    # higher: if the weights raised all losses, few rows stand out.
     share = float(excess[is_high].sum()) / (max(jump.first_excess, 1e-300) * len(rows))
     cause = "rows" if is_high.any() and share >= 0.5 else "weights"
     first = max(0, jump.first - 1) if cause == "weights" else jump.first

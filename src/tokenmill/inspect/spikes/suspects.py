@@ -1,15 +1,16 @@
 """Rank the documents of rows that stand out, and find what these documents have in common.
 
-A document's `excess` is the sum, over its rows that stand out, of the row's excess times the share
-of the row's targets that are the document's; times the share of all its targets read that are in
-such rows. So a document whose other rows are ordinary ranks below one that stands out whenever it is
-read, although both may be in the same bad row.
+A document's `excess` is a product of two factors. The first is a sum over those of its rows that
+stand out: the row's excess times the share of the row's targets that belong to the document. The
+second is the share of the document's targets that are in such rows, of all that were read. So a
+document whose other rows are ordinary ranks below one that stands out whenever it is read, even if
+both are in the same bad row.
 
 If only the losses of steps are known, the same is computed with steps instead of rows. All documents
 of a step are then suspects, and rank by how many of the jumps they are in.
 
-Costs: about 1 ms per document. At most `MOST_SUSPECTS` are examined, and at most `_MOST_READ` rows of
-each.
+Costs: about 1 ms per document. At most `MOST_SUSPECTS` documents are examined, with at most
+`_MOST_READ` rows each.
 """
 
 from __future__ import annotations
@@ -38,25 +39,26 @@ from tokenmill.store.documents import Document
 
 MOST_SUSPECTS = 64
 TEXT_LENGTH = 80  # characters
-_MOST_READ = 8192  # rows of one document
-_MOST_COMPUTED = 1 << 25  # rows to search for those of a document; else only those that stand out
+_MOST_READ = 8192  # rows of one document to examine, at most
+_MOST_COMPUTED = 1 << 25  # rows to compute; if a document needs more, only known high rows are used
 _MOST_REMOTE = 64  # rows to look up in an object store
-_LISTED = 16  # rows of a suspect
-_BEGINNING = 64  # tokens that are compared
-_SAME = 16  # tokens at the beginning of documents that count as one, in steps
-_ALIKE = 0.5  # the least share of common runs of three tokens
-_SAME_FILE = 0.5  # the least share of the excess
+_LISTED = 16  # rows of a suspect to list
+_BEGINNING = 64  # tokens of the beginnings that are compared with each other
+_SAME = 16  # if only steps are known, documents that begin with the same tokens count as one
+_ALIKE = 0.5  # the least share of common runs of three tokens in beginnings that are alike
+_SAME_FILE = 0.5  # the least share of the excess that the suspects of one file must have
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suspect:
     """A document in rows that stand out: the tokens [start, start + length) of a source's split.
 
-    `document` is None if the data has no table of documents. `rows` is the number of its rows that
-    were read and have a loss, and `high_rows` how many of these stand out. The same for `epochs`,
-    those in which it was read. `first_rows` and `first_steps` are the first rows that stand out, and
-    their steps. `beside` is the place of a more suspicious document that is in each of its rows that
-    stand out, so that it may have done nothing. `text` is its beginning; None if the tokenizer is unknown.
+    `document` is None if the data has no document table. `rows` counts its rows that were read and
+    have a loss, and `high_rows` those of them that stand out. `epochs` counts the epochs in which it
+    was read, and `high_epochs` those in which it stood out. `first_rows` and `first_steps` are the
+    first rows that stand out, and their steps. `beside` is the index of a more suspicious document
+    that is in each of these rows, so that this one may be harmless. `text` is its beginning; None if
+    the tokenizer is unknown.
     """
 
     source: str
@@ -75,15 +77,15 @@ class Suspect:
 
     @property
     def is_certain(self) -> bool:
-        """Whether it was read in several epochs and stood out in each: strong evidence."""
+        """Whether it was read in several epochs and stood out in each, which is strong evidence."""
         return self.epochs > 1 and self.high_epochs == self.epochs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """What several suspects have in common: `kind` is text, for the same beginning, or file.
+    """What several suspects have in common. `kind` is "text" for a similar beginning, or "file".
 
-    `name` is the beginning or the file. `suspects` are their places in the list of suspects. `share`
+    `name` is the beginning or the file. `suspects` are their indices in the list of suspects. `share`
     is their share of the excess of all suspects, and `steps` the number of steps in which they
     stand out.
     """
@@ -96,7 +98,7 @@ class Shared:
 
 
 class Judge:
-    """Judges rows, by the losses of rows or of their steps."""
+    """Decides which rows stand out, by their losses or, if only these are known, those of steps."""
 
     def __init__(
         self, view: RunView, curve: RowCurve | StepCurve, scan: Scan, threshold: float
@@ -132,7 +134,7 @@ class Judge:
             return excess, (scores >= self._threshold) & (excess > 0)
 
     def find_shares(self, rows: Integers, counts: Integers) -> Floats:
-        """Return which share of a loss comes from `counts` targets of each row."""
+        """Return the share of each known loss that comes from `counts` targets of the row."""
         targets = np.full(len(rows), float(self._view.seq_len))
         if isinstance(self._curve, StepCurve):
             targets *= self.find_steps(rows)[1]
@@ -200,7 +202,7 @@ def _choose(
     )
     at = at.ravel()
     sums = np.bincount(at, excess[parts.rows] * shares)
-    if not judge.has_rows:  # what was in several of the steps counts first
+    if not judge.has_rows:  # documents that are in several of the steps come first
         steps = judge.find_steps(rows[parts.rows])[0]
         pairs = np.unique(np.stack((at, steps), axis=1), axis=0)
         times = np.bincount(pairs[:, 0], minlength=len(documents))
@@ -217,7 +219,7 @@ def _choose(
 
 
 def _count_alike(view: RunView, documents: Integers, pairs: Integers) -> Integers:
-    """Return in how many steps there is a document that begins with the same `_SAME` tokens."""
+    """Return for each document in how many steps one begins with the same `_SAME` tokens."""
     beginnings: dict[bytes, set[int]] = {}
     keys = []
     for source, start, stop in documents.tolist():
@@ -231,7 +233,10 @@ def _count_alike(view: RunView, documents: Integers, pairs: Integers) -> Integer
 def _examine(
     view: RunView, judge: Judge, candidate: _Candidate, known: Integers
 ) -> tuple[Suspect, frozenset[int]] | None:
-    """Judge the rows that hold a document, at most `_MOST_READ`; also returns which stand out."""
+    """Judge the rows that hold a document, at most `_MOST_READ`.
+
+    Returns the suspect and those of its rows that stand out; None if no row does.
+    """
     source, start, stop, near = candidate
     name, length = view.rows.names[source], view.seq_len
     low, high = start, stop
@@ -240,7 +245,7 @@ def _examine(
         high = min(stop, low + _MOST_READ * length)
     order = view.order(name)
     reads = (2 + (high - low) // length) * (1 + judge.row_count // order.windows)
-    if order.kind == "random":  # it has no inverse: all rows are computed
+    if order.kind == "random":  # without an inverse, all rows must be computed
         reads = judge.row_count
     if reads > _MOST_COMPUTED:
         rows = known
@@ -287,7 +292,7 @@ def _examine(
 
 
 def find_shared(view: RunView, suspects: Sequence[Suspect]) -> tuple[Shared, ...]:
-    """Return what several suspects have in common: nearly the same beginning, or the file."""
+    """Return what several suspects have in common: a similar beginning, or the file."""
     total = sum(one.excess for one in suspects) or 1.0
     found = []
     for group in _group_alike(view, suspects):
@@ -321,7 +326,7 @@ def _count_files(view: RunView) -> int:
 
 
 def _group_alike(view: RunView, suspects: Sequence[Suspect]) -> list[list[int]]:
-    """Group suspects whose beginnings are nearly the same; groups of one are left out."""
+    """Group suspects with similar beginnings; groups of one are left out."""
     runs = []
     for one in suspects:
         end = one.start + min(one.length, _BEGINNING)

@@ -1,4 +1,4 @@
-"""How many epochs of each source a training budget means."""
+"""Compute how many epochs of each source a training budget amounts to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def find_epochs(
         raise UsageError(f"`budget` is {budget}; it must be 1 token or more.")
     whole = sum(weight for _, weight in sources.values())
     if not whole:
-        raise UsageError("all weights are 0; at least one source needs a weight above 0.")
+        raise UsageError("all weights are 0; at least one source must have a weight above 0.")
     found = []
     for name, (tokens, weight) in sources.items():
         epoch = max(0, tokens - 1) // seq_len * seq_len

@@ -1,4 +1,4 @@
-"""Count the lengths of documents, the documents that rows cut, and the tokens of each source.
+"""Count documents by length, documents that rows cut, and the tokens of each source.
 
 Costs: document tables are read once, in blocks, at some 10 million documents per second. Lengths are
 counted by their 11 leading bits, which takes half a megabyte for any number of documents. Without a
@@ -23,7 +23,7 @@ from tokenmill.store.tokens import Tokens
 
 BLOCK = 1 << 17  # documents read at once
 SHARES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
-_BITS = 10  # of a length after its first bit; so lengths up to 2,047 are counted exactly
+_BITS = 10  # bits of a length after its first 1; so lengths up to 2,047 are counted exactly
 _SHIFT = 52 - _BITS  # of a float64, whose bits after the sign are its exponent and these bits
 _ONE = int(np.float64(1).view(np.int64)) >> _SHIFT
 
@@ -31,11 +31,11 @@ Integers = npt.NDArray[np.int64]
 
 
 class LengthCounter:
-    """Counts documents by their length, and those that rows of each of some lengths cut."""
+    """Counts documents by length, and for several lengths of rows the documents that rows cut."""
 
     def __init__(self, seq_lens: Sequence[int]) -> None:
         self._codes = np.zeros(64 << _BITS, np.int64)
-        self._tokens = np.zeros(64, np.int64)  # of the documents from 2**n tokens on
+        self._tokens = np.zeros(64, np.int64)  # n: tokens of documents of 2**n to 2**(n+1)-1 tokens
         self._empty = 0
         self._longest, self._shortest = 0, 1 << 62
         self._cuts = {length: np.zeros(3, np.int64) for length in sorted(set(seq_lens))}
@@ -58,7 +58,7 @@ class LengthCounter:
             starts, ends, lengths = starts[full], ends[full], lengths[full]
         codes = (lengths.astype(np.float64).view(np.int64) >> _SHIFT) - _ONE
         self._codes += np.bincount(codes, minlength=len(self._codes))
-        # Exact, because the documents of a block have fewer than 2**53 tokens.
+        # These float sums are exact, because the documents of a block have fewer than 2**53 tokens.
         sums = np.bincount(codes >> _BITS, weights=lengths, minlength=len(self._tokens))
         self._tokens += sums.astype(np.int64)
         for length, found in self._cuts.items():
@@ -107,7 +107,7 @@ class LengthCounter:
         return int(np.int64((code + _ONE) << _SHIFT).view(np.float64))
 
     def find_cuts(self) -> tuple[RowCuts, ...]:
-        """Return what rows of each length do to the documents."""
+        """Return for each length of rows how many documents and tokens the cuts affect."""
         documents, tokens = self.documents, int(self._tokens.sum())
         return tuple(
             RowCuts(
@@ -129,11 +129,11 @@ class EndCounter:
         assert tokens.eot_id is not None
         self._eot_id, self._after = tokens.eot_id, tokens.eot != "before"
         self._total, self._lengths = len(tokens), lengths
-        self._start: int | None = None  # of the document at the end of the last block
+        self._start: int | None = None  # where the document at the end of the last block starts
         self._stop = 0
 
     def add(self, start: int, ids: npt.NDArray[Any]) -> None:
-        """Count the documents that end in a block, and begin in it or in adjacent earlier ones."""
+        """Count the documents that end in a block and begin in it or in the blocks just before it."""
         if start != self._stop:
             self._start = None
         self._stop = start + len(ids)
@@ -156,9 +156,9 @@ def count_documents(
     limit: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Count the documents of a split that has a document table, but about `limit` at most.
+    """Count about `limit` documents at most of a split that has a document table.
 
-    Adds tokens and documents of each source to the first two rows of `columns`, if it is given.
+    If `columns` is given, adds the tokens and the documents of each source to its first two rows.
     Reports the number of documents read to `advance`.
     """
     table = tokens.documents
@@ -186,7 +186,7 @@ def _add_sources(columns: Integers, sources: Integers, lengths: Integers) -> Non
 
 
 class SourceReader:
-    """Reads the sources of documents, and keeps those of the last block that it read."""
+    """Reads the sources of documents, and keeps those of the block that it read last."""
 
     def __init__(self, table: Documents, source_count: int) -> None:
         self._table, self._source_count = table, source_count
@@ -213,6 +213,6 @@ class SourceReader:
 
 
 def make_columns(sources: SourceTable, rows: int) -> Integers:
-    """Return zeros for each source, after checking that the table has as many sources as it says."""
+    """Return `rows` zeros for each source, after checking that the table has all its sources."""
     list(islice(sources, 1))
     return np.zeros((rows, len(sources)), np.int64)

@@ -52,7 +52,7 @@ class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_kept(dataset: Dataset, split: str | None) -> Statistics | None:
-    """Return the statistics that were kept; None if there are none that can be used."""
+    """Return the kept statistics of a dataset; None if there are none that can be used."""
     folder = find_kept(dataset)
     kept = read_receipt(_name(folder, split, "json"), _Kept)
     if kept is None or kept.version != VERSION or kept.figures.split != split:
@@ -77,8 +77,8 @@ def read_kept(dataset: Dataset, split: str | None) -> Statistics | None:
 def keep(dataset: Dataset, found: Statistics) -> None:
     """Write statistics to the folder of kept results.
 
-    If another process is doing so, nothing is written. Raises OSError or FolderError if writing is
-    not possible. A link in the place of the folder is refused, since the dataset may be a stranger's.
+    If another process is writing them, nothing is written. Raises OSError or FolderError if writing
+    is not possible. A link in place of the folder is refused, since the dataset may be untrusted.
     """
     folder = find_kept(dataset, make=True)
     refuse_link(folder)
@@ -86,7 +86,7 @@ def keep(dataset: Dataset, found: Statistics) -> None:
     if not lock.acquire():
         return
     try:
-        for name in os.listdir(folder):  # of processes that were killed
+        for name in os.listdir(folder):  # remove what killed processes left behind
             if name.startswith(_NAME) and is_temporary(name):
                 (folder / name).unlink(missing_ok=True)
         _write_all(folder, found)
@@ -117,7 +117,7 @@ def _is_made_alike(figures: Figures, dataset: Dataset) -> bool:
         return False
     manifest, vocab_size = dataset.manifest, dataset.vocab_size
     if manifest is not None and dataset.has_tokenizer:
-        # None if the tokenizer could not be loaded then.
+        # The fingerprint is None if the tokenizer could not be loaded when they were computed.
         known: tuple[str | None, ...] = (manifest.tokenizer_fingerprint, None)
     else:
         found = find_tokenizer(dataset)
@@ -138,7 +138,7 @@ def find_tokenizer(dataset: Dataset) -> Tokenizer | TokenizerError:
 
 
 def _name(folder: Path, split: str | None, kind: str) -> Path:
-    """Return the path of a file. A split's name may not be a name of a file, so it is hashed."""
+    """Return the path of a file. Its name has a hash of the split's name, which may be any text."""
     if split is None:
         return folder / f"{_NAME}.{kind}"
     name = xxhash.xxh3_64_hexdigest(split.encode("utf-8", "surrogatepass"))

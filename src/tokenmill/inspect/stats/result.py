@@ -1,4 +1,4 @@
-"""What `tokenmill.stats` returns: plain figures, which can be stored as JSON, and their display.
+"""What `tokenmill.stats` returns: plain figures that can be stored as JSON, and their display.
 
 Unknown figures are None, and `omitted` says why. If only a part of the data was read, `sample` says
 how much, and the figures describe that part: they are not scaled up.
@@ -18,7 +18,7 @@ from tokenmill.html import render
 from tokenmill.store.tables import SourceTable
 from tokenmill.wording import count, counted, one_line
 
-MANY_EPOCHS = 4.0  # more repeats than this hardly lower the loss further
+MANY_EPOCHS = 4.0  # more epochs than these hardly lower the loss further
 _SHOWN = 10
 
 Integers = npt.NDArray[np.int64]
@@ -35,7 +35,7 @@ class SplitCount:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """How much of the data was read: `tokens` and `documents` of all; `is_all` if nothing was left out.
+    """How many `tokens` and `documents` were read; `is_all` says whether that is all of the data.
 
     `documents` is 0 if it is unknown where documents start.
     """
@@ -75,7 +75,7 @@ class Quantile:
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """The lengths of documents in tokens. `bins` go from one power of two to the next.
+    """The lengths of documents in tokens. Each of the `bins` goes from one power of two to the next.
 
     Quantiles are exact up to 2,047 tokens; longer ones are at most 0.1% too small.
     """
@@ -97,9 +97,9 @@ class Lengths:
 class RowCuts:
     """What rows of `seq_len` tokens do to documents if a row starts at every multiple of `seq_len`.
 
-    `documents_cut` are in more than one row. These have `tokens_of_cut` tokens; `tokens_without_start`
-    of them are in a later row than the first token of their document, so the model does not see how
-    their document begins.
+    `documents_cut` documents are in more than one row. They have `tokens_of_cut` tokens, of which
+    `tokens_without_start` are in a later row than the first token of their document: there, the model
+    does not see how the document begins.
     """
 
     seq_len: int
@@ -132,7 +132,7 @@ class TokenCount:
 
 @dataclass(frozen=True, kw_only=True)
 class Unused:
-    """The ids of the vocabulary that never occur: how many, their share of it, and the first few."""
+    """The ids of the vocabulary that never occur: their number, their share, and the first few."""
 
     count: int
     share: float
@@ -152,10 +152,10 @@ class ScriptCount:
 class Scripts:
     """The scripts of the text. Digits, punctuation and spaces are characters but not letters.
 
-    `tokens` is how many tokens were looked at. `split_share` is the share of the text, in bytes, in
-    tokens that hold only a part of a character. If it is above 0.5%, scripts are counted in a sample
-    of the decoded text (`is_decoded`). Otherwise, they are counted by token, and such parts are left
-    out.
+    `tokens` is how many tokens were examined. `split_share` is the share of the text, in bytes, that
+    is in tokens with only a part of a character. If it is above 0.5%, scripts are counted in a sample
+    of the decoded text (`is_decoded`). Otherwise, each id that occurs is decoded once, and parts of
+    characters are left out.
     """
 
     characters: int
@@ -170,8 +170,8 @@ class Scripts:
 class Lines:
     """Lines of at least `min_length` characters, and how many of them repeat an earlier one.
 
-    They were counted in `tokens` tokens. If `is_sample`, the share in all data is higher, because a
-    line whose copies are not in the sample does not count as repeated.
+    They were counted in the text of `tokens` tokens. If `is_sample`, the share in all data is higher,
+    because a line whose copies are not in the sample does not count as repeated.
     """
 
     lines: int
@@ -190,7 +190,7 @@ class Lines:
 class SourceBudget:
     """What a training budget means for one source: how many of its tokens are trained on.
 
-    `available` are the training tokens of the source, and `epochs` is how often each is seen.
+    `available` is how many training tokens the source has. `epochs` is how often each is used.
     """
 
     name: str
@@ -201,7 +201,7 @@ class SourceBudget:
 
     @property
     def has_many_epochs(self) -> bool:
-        """Whether the source is repeated so often that more data would help more."""
+        """Whether the source is repeated so often that further repeats hardly help."""
         return self.epochs > MANY_EPOCHS
 
 
@@ -214,10 +214,10 @@ class Omitted:
 
 
 class Sources(Sequence[SourceCount]):
-    """The tokens of every input file, largest first. Entries are made when they are read.
+    """The tokens of every input file, largest first. Each entry is made when it is accessed.
 
-    The columns have a number for each source, in the order of the dataset: its tokens, its
-    documents, and the tokens that were read and their bytes of text.
+    `columns` is an array with one column for each source, in the order of the dataset. Its rows are
+    the tokens, the documents, the tokens that were read, and their bytes of text.
     """
 
     COLUMNS = ("tokens", "documents", "tokens_read", "bytes_read")
@@ -251,9 +251,9 @@ class Sources(Sequence[SourceCount]):
         )
 
     def fold(self, first: int) -> SourceCount:
-        """Return one entry for all sources from number `first` on.
+        """Return a single entry for all sources from number `first` on.
 
-        Its path says how many they are.
+        Its path says how many sources these are.
         """
         rest = self.columns[:, self._order[first:]].sum(axis=1).tolist()
         return SourceCount(

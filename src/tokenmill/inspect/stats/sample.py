@@ -1,6 +1,6 @@
 """Choose which blocks of the data to read: all, or as many as a limit allows, evenly spaced.
 
-The choice depends on the numbers alone, so the same data give the same sample.
+The choice depends only on the sizes, so the same data gives the same sample.
 """
 
 from __future__ import annotations

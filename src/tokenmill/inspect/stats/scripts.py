@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-NO_SCRIPT = ""  # number 0
+NO_SCRIPT = ""  # the name of script number 0
 _LAST = 0x323B0  # no letters are assigned after this code point
 _NAMES = {
     "CJK": "Han",
@@ -31,12 +31,12 @@ _NAMES = {
     "PHAGS-PA": "Phags-pa",
     "NKO": "N'Ko",
 }
-# The first words of names of letters and marks that several scripts use.
+# The first words in the names of letters and marks that several scripts use.
 _SHARED = frozenset(
     "COMBINING MODIFIER MATHEMATICAL MICRO DOUBLE-STRUCK SCRIPT BLACK-LETTER VARIATION ALEF BET GIMEL "
     "DALET SPACING VERTICAL INFORMATION PLANCK KATAKANA-HIRAGANA ENCLOSED MUSICAL".split()
 )
-# The first words of names of scripts that have more than one word.
+# The first words in the names of scripts whose names have more than one word.
 _LONG = frozenset(
     "OLD NEW TAI OL MEETEI SYLOTI KAYAH LINEAR CANADIAN MENDE PAHAWH PAU PSALTER WARANG ZANABAZAR "
     "MASARAM GUNJALA SORA HANIFI NYIAKENG DIVES KHITAN IMPERIAL INSCRIPTIONAL CAUCASIAN BASSA "

@@ -1,7 +1,7 @@
 """`tokenmill.stats`: what a dataset consists of.
 
 Tokens per source, lengths of documents, frequent and unused ids, bytes per token, scripts, repeated
-lines, documents that rows cut, and the epochs that a training budget means.
+lines, documents that rows cut, and the epochs that a training budget amounts to.
 
 Guarantees: counts are exact if everything was read (`Statistics.sample`). Otherwise they describe
 evenly spaced blocks, always the same ones. Memory is bounded for any number of tokens and documents.
@@ -58,13 +58,13 @@ from tokenmill.store.manifest import DOCUMENT_DTYPE
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.training.validation import bytes_per_token
 
-SAMPLE = 10**10  # tokens that are read by default
+SAMPLE = 10**10  # tokens to read, by default
 SAMPLE_REMOTE = 2 * 10**8
-DOCUMENTS = 1 << 28  # that are read at most
+DOCUMENTS = 1 << 28  # documents to read, at most
 DOCUMENTS_REMOTE = 1 << 22
-SEQ_LENS = (512, 1024, 2048, 4096, 8192, 32768)  # rows that are always counted
+SEQ_LENS = (512, 1024, 2048, 4096, 8192, 32768)  # lengths of rows that are always examined
 _MOST_SEQ_LENS = 32
-_FREQUENT = 1000  # ids that are listed
+_FREQUENT = 1000  # ids to list
 _LONGEST = 200  # characters of the text of an id
 
 AnyPath = str | os.PathLike[str]
@@ -90,8 +90,8 @@ def stats(
 ) -> Statistics:
     """Return statistics of a dataset, or of the datasets of a mixture.
 
-    To cancel the work from another thread, raise an exception in `watcher.advance`: it is passed on,
-    and nothing is kept.
+    To cancel the work, raise an exception in `watcher.advance`. `stats` raises it again, and keeps
+    no results.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -108,20 +108,20 @@ def stats(
     Parameters
     ----------
     data
-        As in `tokenmill.open`, an opened dataset, or several datasets as "NAME=PATH:WEIGHT".
+        A path as in `tokenmill.open`, an opened dataset, or several datasets as "NAME=PATH:WEIGHT".
     split
         Only this split. By default, all splits together.
     seq_len
         Tokens per row, to count the documents that rows cut, and the epochs of a budget.
     budget
-        Tokens to train on. `Statistics.budget` says how many epochs of each source that means.
+        Number of tokens to train on. `Statistics.budget` says how many epochs of each source this is.
     sample
-        How many tokens to read at most, or "all". By default, 10 billion, and 200 million of data in
-        an object store.
+        How many tokens to read at most, or "all". By default, 10 billion; 200 million if the data is
+        in an object store.
     tokenizer, dtype, format, eot_id, vocab_size, column
         As in `tokenmill.open`.
     fresh
-        Whether to compute statistics that are kept again.
+        Whether to compute the statistics again, even if they are kept from an earlier call.
     progress, watcher
         As in `tokenmill.prepare`.
     """
@@ -232,7 +232,7 @@ def _find(
     fresh: bool,
     watcher: Watcher,
 ) -> Statistics:
-    """Return the kept statistics if they are good enough; otherwise compute and keep them."""
+    """Return the kept statistics if they answer the request; otherwise compute and keep new ones."""
     names = list(dataset) if split is None else [split]
     total = sum(len(dataset[name]) for name in names)
     is_remote = any(dataset[name].is_remote for name in names)
@@ -262,7 +262,7 @@ def _find(
 
 
 class _Computation:
-    """Computes the statistics of some splits of a dataset, together."""
+    """Computes the statistics of some splits of a dataset, taken together."""
 
     def __init__(
         self,

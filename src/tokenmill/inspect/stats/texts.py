@@ -2,7 +2,7 @@
 
 Scripts are counted by token: each id that occurs is decoded once. A token with only a part of a
 character has no text of its own. If such tokens make up more than 0.5% of the bytes, as in Chinese text
-and the tokenizer gpt2, scripts are counted in decoded text instead.
+that gpt2 tokenized, scripts are counted in decoded text instead.
 
 Costs: decoding takes about a second for three million tokens. So at most `TEXT_TOKENS` are decoded:
 all, or evenly spaced blocks. Memory holds the text of one block, at most `_MOST_BYTES` for any
@@ -25,13 +25,13 @@ from tokenmill.inspect.stats.scripts import NO_SCRIPT, find_scripts
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers import Tokenizer
 
-TEXT_TOKENS = 1 << 23  # decoded at most
+TEXT_TOKENS = 1 << 23  # tokens to decode, at most
 BLOCK = 1 << 18  # tokens decoded at once
 LEAST_LINE = 20  # characters of a line that counts, as in `prepare`
-_MOST_BYTES = 32 << 20  # of text decoded at once
-_MOST_BLOCKS = 8  # that a document is held for, so that its text is not cut
-_MOST_DECODED = 1 << 20  # ids that are decoded one by one
-_SPLIT = 0.005  # the share of bytes in parts of characters from which text is decoded
+_MOST_BYTES = 32 << 20  # bytes of text decoded at once
+_MOST_BLOCKS = 8  # blocks to hold before a longer document is cut
+_MOST_DECODED = 1 << 20  # ids to decode one by one
+_SPLIT = 0.005  # share of bytes in parts of characters above which scripts need decoded text
 
 Integers = npt.NDArray[np.int64]
 
@@ -45,7 +45,7 @@ class ScriptCounter:
         self.tokens = 0
 
     def add(self, text: str, times: int = 1) -> None:
-        """Count the characters of a text that occurs so many times."""
+        """Count the characters of a text that occurs `times` times."""
         self._counts += self._table.count_in(text) * times
 
     def find(self, split_share: float, *, is_decoded: bool) -> Scripts:
@@ -117,7 +117,7 @@ def count_scripts_by_id(
 
 
 def is_split(share: float) -> bool:
-    """Return whether so much of the text is in parts of characters that it has to be decoded."""
+    """Return whether so much of the text is in parts of characters that it must be decoded."""
     return share > _SPLIT
 
 
@@ -139,7 +139,7 @@ def read_text(
             scripts.add("".join(texts))
             scripts.tokens += len(ids)
         found = [text.split("\n") for text in texts]
-        if is_cut[0]:  # the first line begins before the text
+        if is_cut[0]:  # omit the first line, which begins before the text
             del found[0][:1]
         if is_cut[1]:
             del found[-1][-1:]
@@ -152,7 +152,7 @@ def read_text(
 def _find_runs(
     tokens: Tokens, byte_lengths: Integers, limit: int
 ) -> Iterator[tuple[int, npt.NDArray[np.generic], tuple[bool, bool]]]:
-    """Yield (start, ids, (whether a line may be cut at the start, whether one may be at the end)).
+    """Yield (start, ids, (whether the first line may be cut, whether the last line may be cut)).
 
     Blocks that follow each other are cut between documents if possible.
     """
@@ -170,7 +170,7 @@ def _find_runs(
         place = len(ids)
         if stop < len(tokens) and has_documents and not too_long:
             place = _find_last_start(tokens, max(start, begin + 1), stop) - begin
-            if place <= 0:  # one document
+            if place <= 0:  # no other document starts: keep what is held, unless it is too much
                 place = len(ids) if len(ids) >= _MOST_BLOCKS * BLOCK else 0
         is_end_cut = too_long or (place == len(ids) and stop < len(tokens))
         if place:
@@ -188,7 +188,7 @@ def _find_runs(
 def _fit(
     ids: npt.NDArray[np.generic], byte_lengths: Integers
 ) -> tuple[npt.NDArray[np.generic], bool]:
-    """Shorten ids to those whose text is at most `_MOST_BYTES`; also return whether it was longer."""
+    """Return the first ids, with at most `_MOST_BYTES` of text, and whether there were more."""
     sizes = np.cumsum(byte_lengths[ids])
     if not len(sizes) or sizes[-1] <= _MOST_BYTES:
         return ids, False
@@ -206,7 +206,7 @@ def _find_last_start(tokens: Tokens, low: int, high: int) -> int:
 def _split(
     tokens: Tokens, start: int, ids: npt.NDArray[np.generic]
 ) -> Iterator[npt.NDArray[np.generic]]:
-    """Divide ids between documents. `start` is the position of the first."""
+    """Divide ids where documents start. `start` is the position of the first id in the split."""
     if tokens.documents is None and tokens.eot_id is None:
         yield ids
         return

@@ -1,9 +1,9 @@
 """Count how often each id occurs, and the bytes of text of each source, in one pass over the tokens.
 
-Costs: memory is a few blocks of tokens and one number for each id. A thread reads the next block while
-one is counted. Counting is one `np.bincount` per block; `benchmarks/stats.py` compares the pass with
-`np.bincount` alone. If a block has documents of several sources, its tokens are also looked up in the
-table of their lengths in bytes.
+Costs: memory holds a few blocks of tokens and one number for each id. A thread reads the next block
+while one is counted. Counting is one `np.bincount` per block; `benchmarks/stats.py` compares the pass
+with `np.bincount` alone. If a block has documents of several sources, the length in bytes of each of
+its tokens is also looked up in a table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tokenmill.store.tokens import Tokens
 
 BLOCK = 1 << 20  # tokens read at once
 COUNTED = 1 << 18  # tokens counted at once, so that a copy as 64-bit integers fits in the cache
-MOST_IDS = 1 << 24  # of a vocabulary; the counts of more ids would take too much memory
+MOST_IDS = 1 << 24  # ids of a vocabulary; counting more would take too much memory
 _READERS_REMOTE = 4  # requests to an object store at once
 
 Integers = npt.NDArray[np.int64]
@@ -49,7 +49,7 @@ class IdCounter:
         if ids.dtype.itemsize > 2 or (self._vocab_size or 0) < 1 << 16:
             self._check(ids, name)
         if ids.dtype.itemsize > 4:
-            ids = ids.astype(np.int64)  # NumPy counts no unsigned ones
+            ids = ids.astype(np.int64)  # np.bincount refuses uint64
         size = len(self.counts)
         found = np.bincount(ids[:COUNTED], minlength=size)
         for start in range(COUNTED, len(ids), COUNTED):
@@ -81,7 +81,7 @@ class IdCounter:
 def read_blocks(
     tokens: Tokens, limit: int, block: int = BLOCK
 ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """Yield (start, ids) for the blocks of `choose_blocks`; threads read the next ones meanwhile."""
+    """Yield (start, ids) for the blocks of `choose_blocks`; threads read the next blocks ahead."""
     readers = _READERS_REMOTE if tokens.is_remote and tokens.cache is None else 1
     waiting: deque[tuple[int, Future[npt.NDArray[Any]]]] = deque()
     pool = ThreadPoolExecutor(readers)
@@ -106,10 +106,10 @@ def count_tokens(
     limit: int,
     advance: Callable[[int], None],
 ) -> int:
-    """Count the ids of a split, about `limit` at most. Returns how many were read.
+    """Count about `limit` ids at most of a split. Return how many were read.
 
-    Adds tokens and bytes of each source to the first two rows of `columns`, if it is given; then
-    `tokens.documents` must be `Documents`. Reports the tokens read to `advance`.
+    If `columns` is given, adds the tokens and the bytes of each source to its first two rows; then
+    `tokens.documents` must be `Documents`. Reports the number of tokens read to `advance`.
     """
     read = 0
     table, reader = tokens.documents, None
@@ -150,5 +150,5 @@ def _find_source_runs(
     changes = np.append(0, np.flatnonzero(sources[1:] != sources[:-1]) + 1)
     edges = np.append(starts[changes], stop)
     edges[0] = start
-    full = np.diff(edges) > 0  # an empty document would make a run without tokens
+    full = np.diff(edges) > 0  # omit empty documents, which would make runs without tokens
     return np.append(edges[:-1][full], stop), sources[changes][full]
