@@ -132,7 +132,7 @@ def stats(
     options: dict[str, Any] = {"tokenizer": tokenizer, "dtype": dtype, "format": format}
     options |= {"eot_id": eot_id, "vocab_size": vocab_size, "column": column}
     opened = _open(data, options)
-    # First, because it is quick, and may fail.
+    # Compute the budget first, because this is quick and may raise an error.
     spent = _find_budget(opened, budget, seq_len)
     with watching(watcher, progress) as shown:
         parts = {

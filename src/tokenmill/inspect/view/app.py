@@ -1,9 +1,9 @@
 """The application: from a URL to a page.
 
-Guarantees: every answer is a page, a file of `static/` or JSON; errors are pages too. All values in
-a page are escaped by the templates. Paths of the URL never become paths of files. At most `THREADS`
-pages are computed at once, and maps of files are forgotten between pages, so memory does not grow
-with the number of requests.
+Guarantees: every answer is a page, a file of `static/` or JSON; errors are pages too. The templates
+escape all values in a page. Paths in a URL never become paths of files. At most `THREADS` pages are
+computed at once, and memory maps are released between pages, so memory does not grow with the number
+of requests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 THREADS = 4
-MAPPED = 64 << 20  # bytes
+MAPPED = 64 << 20  # bytes of mapped files in memory, above which the maps are released
 STATIC = "/static/"
 ROUTES: Routes = (
     *overview.ROUTES,
@@ -81,7 +81,7 @@ def make_app(
 
     def after_page() -> None:
         bound_memory()
-        if not started:  # the first page comes first
+        if not started:  # warm up only after the first page was sent
             started.append(True)
             with suppress(RuntimeError):  # another page was as fast, or there is no memory for it
                 warm_up.start()
@@ -165,7 +165,7 @@ def read_static() -> list[tuple[str, bytes]]:
 
 
 def bound_memory() -> None:
-    """Forget the maps of files if their pages take more than `MAPPED` bytes of memory."""
+    """Release all memory maps if their pages take more than `MAPPED` bytes of memory."""
     try:
         shared = int(Path("/proc/self/statm").read_text().split()[2]) * mmap.PAGESIZE
     except (OSError, ValueError, IndexError):  # not Linux
@@ -192,7 +192,7 @@ def _make_runner() -> Callable[[Callable[[], Response]], Awaitable[Response]]:
     limiter: list[anyio.CapacityLimiter] = []
 
     async def run(function: Callable[[], Response]) -> Response:
-        if not limiter:  # made in the event loop
+        if not limiter:  # it can only be made inside the event loop
             limiter.append(anyio.CapacityLimiter(THREADS))
         return await to_thread.run_sync(function, limiter=limiter[0])
 
@@ -202,7 +202,7 @@ def _make_runner() -> Callable[[Callable[[], Response]], Awaitable[Response]]:
 def _make_html(html: str, status: int) -> Response:
     from starlette.responses import HTMLResponse
 
-    # A lone surrogate, of a damaged file name, cannot be sent.
+    # A file name that is not UTF-8 has lone surrogates, which cannot be sent.
     return HTMLResponse(html.encode("utf-8", "backslashreplace"), status_code=status)
 
 
@@ -218,7 +218,7 @@ def _serve(data: bytes, name: str) -> Callable[[Request], Awaitable[Response]]:
     kind = next((kind for end, kind in _TYPES.items() if name.endswith(end)), "text/plain")
 
     async def handle(_: Request) -> Response:
-        # The same URL has other contents after an update of tokenmill.
+        # After an update of tokenmill, the same URL has other contents.
         return Response(data, media_type=kind, headers={"cache-control": "no-cache"})
 
     return handle

@@ -1,9 +1,9 @@
 """The page of batches: the rows of a step as they are trained on.
 
 Guarantees: a page reads at most `PAGE_ROWS` rows, and shows at most `FOLDED` tokens of each, or
-`OPEN` tokens of one that is unfolded, whatever the size of a batch. With a run, the rows are those
-that it trained on, at any step, and inputs that the run masked or rearranged are shown as the model
-saw them. Without a run, a form has the settings of the loader.
+`OPEN` tokens of one that is unfolded, whatever the size of a batch. With a run, the rows of any step
+are those that it trained on, and inputs that the run masked or rearranged are shown as the model saw
+them. Without a run, the user enters the settings of the loader in a form.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ Integers = npt.NDArray[np.int64]
 Ids = npt.NDArray[Any]
 
 PAGE_ROWS = 16
-FOLDED = 192  # tokens of a row
-OPEN = 8192  # tokens of an unfolded row
-HEATS = 5  # colours of losses
-_MOST_PARTS = 1000  # documents of a row that are drawn
-_MOST_LISTED = 12  # documents of a row that are listed
+FOLDED = 192  # tokens to show of a row
+OPEN = 8192  # tokens to show of an unfolded row
+HEATS = 5  # colours of losses, from low to high
+_MOST_PARTS = 1000  # documents of a row to draw
+_MOST_LISTED = 12  # documents of a row to list
 _MOST_MEAN_ROWS = 1 << 22
 _ORDERS: tuple[Kind, ...] = ("shuffled", "sequential", "blocks", "random")
 
@@ -62,7 +62,7 @@ class Settings:
     loader: dict[str, str] = field(default_factory=dict)  # without a run
 
     def link(self, **changes: object) -> str:
-        """Return the URL of the page with some other settings."""
+        """Return the URL of the page with some settings changed."""
         values: dict[str, object] = {
             **({"run": self.run} if self.run else self.loader),
             "step": self.step,
@@ -317,7 +317,7 @@ def _change_inputs(
 
 
 def _find_heats(losses: Floats) -> Integers:
-    """Return the colour of each loss: which fifth of the batch's range it is in."""
+    """Return the number of each loss's colour: the fifth of the batch's range that it is in."""
     known = losses[np.isfinite(losses)]
     if not len(known):
         return np.zeros(len(losses), np.int64)
@@ -348,7 +348,7 @@ def _list_documents(
 
 
 def _describe_inputs(config: Config | None) -> list[str]:
-    """Return how a run changes its inputs, and what attention is limited to."""
+    """Return sentences on how a run changes its inputs and limits attention."""
     if config is None:
         return []
     notes = []

@@ -1,8 +1,8 @@
 """Charts as SVG: complete without scripts, and with all numbers that a script needs to extend them.
 
 A chart is drawn for a width in pixels, so its text has the same size on every screen. Colours and
-fonts are in `charts.css`. All names are escaped. Costs: some 20 bytes for each point; who makes the
-series bounds the points.
+fonts are in `charts.css`. All names are escaped. Costs: about 20 bytes for each point. The caller
+bounds the number of points.
 
 The `data-` attributes of a chart say where its plot is (`left`, `top`, `across`, `down`, in pixels)
 and what its axes show (`x-low`, `x-high`, `x-log`, and the same for y), in the units of `Scale`.
@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from tokenmill.training.scale import Floats, Scale
 
-COLOURS = 8  # in charts.css; later series use them again
+COLOURS = 8  # colours in charts.css; further series use them again
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 14, 42
 LEAST_WIDTH, MOST_WIDTH = 280, 2400
-_FARTHEST = 1e5  # pixels from the plot, where points far outside it are drawn
+_FARTHEST = 1e5  # pixels outside of the plot at which points farther away are drawn
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,7 +31,8 @@ class Series:
     """A curve: `values` by step. NaN leaves a gap.
 
     `low` and `high` are drawn as a band, `faint` as a thin line behind the curve. `is_dotted` draws
-    each point as well, and dashes between them. `start` is where the first point's steps begin.
+    a dot at each point, and dashes between the dots. `start` is the first step of the first point,
+    which may stand for several steps.
     """
 
     id: str
@@ -48,7 +49,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A mark above a point, which leads to a page."""
+    """A mark above a point, with a link to a page."""
 
     step: float
     value: float
@@ -151,7 +152,7 @@ def _draw_axes(chart: Chart) -> Iterator[str]:
         half = 4 * len(text)
         yield f'<path class="axis" d="M{x:.1f} {bottom}v5"/>'
         middle = min(x, chart.width - half - 1)
-        if middle - half < right_end + 8:  # it would touch the text before it
+        if middle - half < right_end + 8:  # skip a label that would touch the one before it
             continue
         right_end = middle + half
         yield f'<text class="tick" x="{middle:.1f}" y="{bottom + 19}" text-anchor="middle">{text}</text>'
@@ -208,7 +209,7 @@ def _line(x: Floats, y: Floats) -> str:
 
 
 def _dots(x: Floats, y: Floats) -> str:
-    """Return the path of points; with round ends, lines without length are dots."""
+    """Return the path of points: lines of length 0, which the style's round ends make dots."""
     places = zip(x.tolist(), y.tolist(), strict=True)
     return "".join(
         f"M{across:.1f} {down:.1f}h0"
@@ -218,7 +219,7 @@ def _dots(x: Floats, y: Floats) -> str:
 
 
 def _band(x: Floats, low: Floats, high: Floats) -> str:
-    """Return the path around the area between two lines; points of NaN are omitted."""
+    """Return the path around the area between two lines. Points with a NaN are omitted."""
     known = np.isfinite(x) & np.isfinite(low) & np.isfinite(high)
     if not known.any():
         return ""

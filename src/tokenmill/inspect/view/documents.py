@@ -1,4 +1,4 @@
-"""One document: its text with the borders of its tokens, its origin, and the runs that read it.
+"""The page of one document: its text divided into tokens, its origin, and the runs that read it.
 
 A page shows at most `PAGE` tokens, so the cost does not grow with the length of the document.
 """
@@ -27,12 +27,12 @@ from tokenmill.inspect.view.viewer import (
 from tokenmill.store.documents import Document
 from tokenmill.store.tokens import Tokens, is_same_data
 
-PAGE = 2000  # tokens
-BEFORE = 100  # tokens shown before the one that is asked for
-MOST_READS = 20  # rows of a run that are listed
+PAGE = 2000  # tokens of a page
+BEFORE = 100  # tokens to show before the requested one
+MOST_READS = 20  # rows of a run to list
 Link = Callable[..., str | None]
 
-_MOST_COMPUTED = 2_000_000  # rows of an order that has no inverse
+_MOST_COMPUTED = 2_000_000  # rows to compute of an order that has no inverse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def _choose_range(query: Query, document: Document) -> tuple[int, int, int | Non
 
 
 def _find_reads(viewer: Viewer, tokens: Tokens, start: int, stop: int) -> Iterator[RunReads]:
-    """Yield for each run that reads these tokens which rows hold some of [start, stop)."""
+    """Yield for each run that reads this split the rows that hold some of the tokens [start, stop)."""
     for name, run in viewer.runs.items():
         rows = run.row_count or 0
         for source in run.rows.names or ("",):

@@ -1,7 +1,7 @@
 """Write the overview and some documents as HTML files, for a data card.
 
 The folder is complete: its pages load nothing but files in it, so it can be put on any web server or
-opened from disk. It contains no token, and no link to a running viewer.
+opened from disk. It contains neither the access token of a viewer nor a link to one.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ def export(
     documents: Iterable[int],
     watcher: Watcher | None = None,
 ) -> list[Path]:
-    """Write the pages; returns their paths, first `index.html`. Of a document, one page is written.
+    """Write the pages, and return their paths, `index.html` first.
 
-    Statistics that are not kept beside the dataset are computed.
+    Of each document, only the first page is written. If no statistics are kept beside the dataset,
+    they are computed.
     """
     numbers = sorted(set(documents))
     if len(numbers) > MOST_DOCUMENTS:
@@ -88,7 +89,7 @@ def _is_filter(parameters: dict[str, Any]) -> bool:
 
 
 def _claim(folder: Path) -> Path:
-    """Make the folder. It must be new or empty, or have been written by an earlier export."""
+    """Make the folder. It must be new or empty, or the result of an earlier export."""
     if folder.exists() and not (
         folder.is_dir() and (not any(folder.iterdir()) or (folder / _STATIC / "view.css").is_file())
     ):

@@ -26,9 +26,9 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Matches in a part of a split: in the tokens from `first` to before `last`.
+    """The matches among the tokens [first, last) of a split.
 
-    `next` is the token to continue from, or None at the end.
+    `next` is the token to continue from, or None at the end of the split.
     """
 
     matches: tuple[Match, ...]
@@ -43,7 +43,7 @@ class _TimeIsUpError(Exception):
 
 
 class _Notes(Nobody):
-    """Notices whether the index of words is used."""
+    """A watcher that records whether the search uses the index of words."""
 
     used_index = False
 
@@ -61,7 +61,7 @@ def find_matches(
     seconds: float = SECONDS,
     per_document: bool = False,
 ) -> Part:
-    """Return matches from token `first` of a split on, until `limit` or the time is reached.
+    """Return matches from token `first` of a split on: `limit` of them, or those found in `seconds`.
 
     With `per_document`, return at most one match of each document.
     """
@@ -93,7 +93,7 @@ def find_matches(
             for match in open_matches:
                 if match.token < first:
                     continue
-                # Several matches may begin in one token, so a page ends between two tokens.
+                # End a page between two tokens, since several matches may begin in one token.
                 is_full = len(found) >= limit or time.monotonic() >= until
                 if found and is_full and match.token > found[-1].token:
                     place = _find_next(found[-1], per_document=per_document)

@@ -1,4 +1,4 @@
-"""The list of documents: a page from a position, and filters that scan forward from it.
+"""The list of documents: a page that starts at a given document, with filters that search from there.
 
 Costs: an unfiltered page reads one record and the first tokens of each document on it, wherever it
 starts. `scan` bounds the work of filters.
@@ -29,10 +29,10 @@ from tokenmill.store.documents import Document, DocumentTable
 from tokenmill.store.tokens import Tokens
 from tokenmill.wording import harmless
 
-PAGE = 50  # documents
+PAGE = 50  # documents of a page
 EXCERPT = 160  # characters of a document in a list
 _EXCERPT_TOKENS = 48
-_MOST_SOURCES = 100  # whose name ends in what was asked for
+_MOST_SOURCES = 100  # sources whose name ends with the text of the filter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def show_documents(viewer: Viewer, query: Query) -> Page:
 
 
 def show_listed(dataset: Dataset, split: str, numbers: Sequence[int]) -> Page:
-    """Return a list of certain documents, without filters."""
+    """Return a page that lists the documents with these numbers, without filters."""
     tokens = read_tokens(dataset, split)
     documents = get_documents(dataset, tokens)
     return Page(
@@ -138,11 +138,11 @@ def _find_by_text(
     hits = [match.document for match in part.matches if match.document is not None]
     numbers = tuple(one.number for one in hits if _matches(dataset, one, wanted))
     following = None if part.next is None else documents.at(part.next).number
-    # A document that was only searched in part is searched again, unless it is one of the hits.
+    # Search a document again if the time ran out in it, unless it is one of the hits.
     if following is not None and hits and following <= hits[-1].number:
         following = hits[-1].number + 1
     if following is not None and following <= first and not hits:
-        following = first + 1  # a document that takes longer than a request
+        following = first + 1  # skip a document that takes longer than one request
     last = count if following is None else following
     return Found(numbers=numbers, first=first, last=last, next=None if last >= count else following)
 
@@ -163,7 +163,7 @@ def get_documents(dataset: Dataset, tokens: Tokens) -> DocumentTable:
     if tokens.documents is None:
         raise MissingPageError(
             f"The split {tokens.split!r} of {dataset.path} has no document table, so its documents "
-            "cannot be listed. Make a table with: tokenmill import DATA --out FOLDER"
+            "cannot be listed. Make a dataset with one: tokenmill import DATA --out FOLDER"
         )
     return tokens.documents
 
@@ -199,7 +199,7 @@ def _optional(query: Query, name: str) -> int | None:
 
 @lru_cache(maxsize=256)
 def _find_sources(dataset: Dataset, name: str) -> tuple[int, ...]:
-    """Return the numbers of the sources with a name, or whose name ends in it."""
+    """Return the numbers of the sources whose path is a name, or ends with it."""
     if dataset.manifest is None:
         return ()
     found = dataset.manifest.sources.find(name, _MOST_SOURCES)

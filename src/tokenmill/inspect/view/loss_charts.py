@@ -1,7 +1,8 @@
-"""The charts of runs' losses: which part is shown, the curves in it, and the points of each curve.
+"""The charts of runs' losses: which steps are shown, the curves, and the points of each curve.
 
-A chart has one bucket of steps for every two pixels, however long the runs are. The URL of the page
-has everything that decides what is shown, so a zoomed chart can be shared as a link.
+A chart has at most one bucket, a group of consecutive steps, for every two pixels, however long the
+runs are. The URL of the page says everything about what is shown, so a zoomed chart can be shared as
+a link.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from tokenmill.wording import one_line
 
 WINDOWS = (0, 10, 30, 100, 300, 1000, 3000, 10_000)
 USUAL_WIDTH = 1060
-_PIXELS = 2  # per bucket
+_PIXELS = 2  # pixels per bucket
 _MOST_VALIDATIONS = 300
-_NARROWEST = 8  # steps of the smallest range
+_NARROWEST = 8  # steps of the smallest range that is shown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
     """What the charts show: the steps from `first` to `last`, or all of them if `last` is None.
 
-    `window` is the number of steps of the moving mean, and `hidden` are the indices of runs.
+    `window` is the number of steps of the moving mean, and `hidden` has the indices of hidden runs.
     """
 
     first: int = 0
@@ -54,7 +55,7 @@ class Shown:
 
     @classmethod
     def read(cls, query: Query) -> Shown:
-        """Return what a URL asks for.
+        """Return what the parameters of a URL ask for.
 
         >>> Shown.read(Query({"from": "10", "to": "20", "smooth": "100"})).window
         100
@@ -90,11 +91,11 @@ class Shown:
         return make_link("/runs", **self.values)
 
     def toggle(self, run: int) -> Shown:
-        """Show a hidden run, or hide it."""
+        """Return the same with a run shown if it was hidden, or hidden if it was shown."""
         return replace(self, hidden=self.hidden ^ {run})
 
     def limit(self, first: float, last: float, end: int) -> Shown:
-        """Show the steps from `first` to `last`, moved and cut so that they are in the run."""
+        """Return the same with the steps from `first` to `last`, moved and cut to fit in 0 to `end`."""
         length = max(_NARROWEST, round(last - first))
         if length >= end:
             return replace(self, first=0, last=None)
@@ -114,7 +115,7 @@ class LossCharts:
         self.x = self._scale_x()
 
     def _last(self) -> int:
-        """Return the last step to show of all; of a live run, with some room for further points."""
+        """Return the last step of all runs; while a run is live, plus room for further points."""
         end = max(self.end, 1)
         if not any(run.is_live for _, run in self.visible):
             return end
@@ -129,7 +130,7 @@ class LossCharts:
 
     @property
     def views(self) -> dict[str, Shown]:
-        """What the buttons show: closer, farther, to the left, to the right, and everything."""
+        """What each button shows: zoomed in, zoomed out, moved left, moved right, and everything."""
         first, last, end = self.first, min(self.last, max(self.end, 1)), max(self.end, 1)
         middle, length = (first + last) / 2, last - first
         limit = self.shown.limit
@@ -150,8 +151,8 @@ class LossCharts:
     def curves(self, after: Mapping[int, int] | None = None) -> list[Series]:
         """Return the curves of all losses.
 
-        With `after`, which has a number of steps for each run, returns only the points that may have
-        changed since a run had so many steps.
+        With `after`, which maps each run to a number of steps, returns only the points that may have
+        changed since the run had that many steps.
         """
         found: list[Series] = []
         single = len(self.runs) == 1
@@ -165,7 +166,7 @@ class LossCharts:
     ) -> list[Series]:
         window = self.shown.window
         buckets = run.losses.find(self.first, self.last + 1, self.bucket_width)
-        if after:  # a moving mean changes up to half its window before the end
+        if after:  # new steps change a moving mean up to half its window before them
             buckets = buckets.cut(after - window // 2 - 1, run.losses.steps)
         steps, means = buckets.steps, buckets.means
         is_wide = buckets.width > 1
@@ -279,7 +280,7 @@ def move_mean(values: Floats, window: int) -> Floats:
 def list_points(curve: Series) -> dict[str, Any]:
     """Return the points of a curve as values for JSON; None is unknown.
 
-    `start` is the step from which on these points replace older ones.
+    `start` is a step: these points replace all older points from there on.
 
     >>> steps, values = np.array([1.0, 2.0]), np.array([3.0, np.nan])
     >>> list_points(Series(id="a", name="a", colour=0, steps=steps, values=values))

@@ -1,8 +1,7 @@
 """The overview: what a dataset contains, and where it comes from.
 
-The first view shows what the manifest says. Statistics of the tokens are shown if they are kept
-beside the dataset; otherwise they are computed in the background, and the page shows how far they
-are.
+The page shows at once what the manifest says. Statistics of the tokens are shown if they are kept
+beside the dataset; otherwise they are computed in the background, and the page shows the progress.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from tokenmill.wording import count, one_line
 
 SOURCES_SHOWN = 12
 TOKENS_SHOWN = 24
-_WIDTH = 1000.0  # of a bar, in units of its drawing
-_LEAST_COLUMN = 1.5  # height in percent of a column that is not empty
+_WIDTH = 1000.0  # width of a bar, in units of its drawing
+_LEAST_COLUMN = 1.5  # the least height, in percent, of a column that is not empty
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fate:
-    """What became of documents: kept, or dropped for a reason. `kind` is the class of the bar."""
+    """What became of documents: kept, or dropped for a reason. `kind` is the CSS class of the bar."""
 
     name: str
     kind: str
@@ -81,7 +80,7 @@ def show_overview(viewer: Viewer, query: Query) -> Page:
 
 
 def show_progress(viewer: Viewer, query: Query) -> Data:
-    """Return how far the statistics of a dataset are."""
+    """Return how far the computation of a dataset's statistics is."""
     name, _ = viewer.choose_dataset(query)
     if viewer.statistics is None:
         return Data(values={"state": "none", "share": None, "words": ""})

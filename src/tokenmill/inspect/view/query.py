@@ -1,4 +1,4 @@
-"""The parameters of a request, checked: numbers in their range, texts of bounded length.
+"""The parameters of a request, and their checks: ranges of numbers, lengths of texts.
 
 >>> query = Query({"from": "12", "split": "val"})
 >>> query.number("from", 0, low=0, high=100), query.choice("split", ("train", "val"))

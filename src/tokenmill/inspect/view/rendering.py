@@ -1,6 +1,6 @@
 """Templates to HTML. Every value is escaped, because datasets may contain anything.
 
-The templates are files of the package. In `templates/base.html` is the frame of all pages.
+The templates are files of the package. `templates/base.html` is the frame of all pages.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Templates:
 
 
 class _PackageFiles(BaseLoader):
-    """The templates in the package, found without the import system's search for each name."""
+    """Loads templates from the package's folder, without Jinja's search through the import system."""
 
     def get_source(
         self, environment: Environment, template: str

@@ -12,8 +12,8 @@ from html import escape
 from tokenmill.inspect.view.row_pieces import Part
 
 _WIDTH, _ROW, _GAP = 1000, 16, 4
-_LOSSES = 150  # pixels on the right for the loss
-_LETTER = 8  # pixels of a digit on the left
+_LOSSES = 150  # pixels on the right, for the losses
+_LETTER = 8  # pixels for each character of a label on the left
 _NARROWEST = 1.5
 
 

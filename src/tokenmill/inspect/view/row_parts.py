@@ -1,8 +1,8 @@
-"""Which documents are in a row, and where they begin and end in it.
+"""Find which documents are in a row, and where they begin and end in it.
 
-Costs: a few binary searches in the table of documents. At most `most` documents are returned, since
-a row may have as many documents as tokens. Without a table, end-of-text ids are the borders, and
-documents have no numbers.
+Costs: a few binary searches in the document table. At most `most` documents are returned, since a row
+may have as many documents as tokens. Without a table, documents end at end-of-text ids, and have no
+numbers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tokenmill.store.tokens import Tokens
 class RowDocuments:
     """The documents in a row: document n has the tokens [bounds[n], bounds[n + 1]) of the row.
 
-    `numbers` are those of the documents in the split, empty without a table. `count` is the number
-    of all documents in the row, of which only the first ones may be listed.
+    `numbers` are the documents' numbers in the split; empty without a document table. `count` is the
+    number of all documents in the row, even if only the first ones are listed.
     """
 
     bounds: list[int]
@@ -39,7 +39,7 @@ def find_row_documents(tokens: Tokens, start: int, stop: int, *, most: int) -> R
     if tokens.documents is None:
         return _find_by_id(tokens, start, stop, most)
     first = tokens.documents.at(start)
-    # Some of the documents that start inside may be empty.
+    # Some of the documents that start inside the row may be empty.
     count = max(tokens.documents.count_before(stop) - first.number, 1)
     listed = min(count, most)
     starts = np.clip(tokens.documents.starts(first.number, first.number + listed), start, stop)
@@ -67,7 +67,7 @@ def _find_by_id(tokens: Tokens, start: int, stop: int, most: int) -> RowDocument
 
 
 def describe_document(document: Document) -> str:
-    """Return a short name: the number of a document, and its file without the folder.
+    """Return a short name for a document: its number, and its file without the folder.
 
     >>> describe_document(Document(number=7, split="train", start=0, length=5))
     'document 7'

@@ -1,4 +1,4 @@
-"""The tokens of a row as pieces of text: one for each document, changed input and special token.
+"""Divide the tokens of a row into pieces of text that a page shows in different ways.
 
 Every piece comes from consecutive tokens of one document. A character whose tokens are in two pieces
 is shown as U+FFFD in both. Costs: a few decodings for each piece; callers bound the number of tokens.
@@ -19,12 +19,16 @@ from tokenmill.wording import one_line
 
 Ids = npt.NDArray[Any]
 Decode = Callable[[Ids], str]
-MARKER_NAMES = ("prefix", "suffix", "middle")  # of fill-in-the-middle, in the order of their ids
+MARKER_NAMES = (
+    "prefix",
+    "suffix",
+    "middle",
+)  # fill-in-the-middle markers, in the order of their ids
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The tokens [start, stop) of a row, which are in one document; `number` chooses the colour."""
+    """The tokens [start, stop) of a row, all of one document; `number` chooses the colour."""
 
     start: int
     stop: int
@@ -40,14 +44,15 @@ class Part:
 class RowPiece:
     """Some text of a row. `part` is the index of its document in the row, or -1.
 
-    `kind` is "text", "special" or "changed". For a changed input, `was` is the token in the data.
+    `kind` is "text", "special" or "changed" (an input that differs from the data). For a changed
+    input, `was` is the token in the data.
     """
 
     text: str
     part: int
     kind: Literal["text", "special", "changed"] = "text"
     was: str = ""
-    is_first: bool = False  # of its part
+    is_first: bool = False  # whether it is the first piece of its part
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -67,8 +72,8 @@ def cut_pieces(
 ) -> list[RowPiece]:
     """Return the pieces of the first `most` tokens of a row.
 
-    `tokens` are those of the data, and `inputs` those that the model sees, which may be shorter by
-    the last one. Ids from `vocab` on are the markers of fill-in-the-middle.
+    `tokens` are those of the data, and `inputs` those that the model sees, which may lack the last
+    one. Ids from `vocab` on are the markers of fill-in-the-middle.
 
     >>> row = np.frombuffer(b"ab|c", np.uint8)
     >>> parts = [Part(start=0, stop=3, number=0), Part(start=3, stop=4, number=1)]

@@ -1,7 +1,7 @@
 """The curves of one run, which grow while it trains.
 
-`refresh` reads only what the run wrote since the last call. If the run was resumed, so that its files
-were truncated, or restarted, everything is read again. Several threads may use the curves.
+`refresh` reads only what the run wrote since the last call. If the run was restarted, or resumed in a
+way that truncated its files, everything is read again. Several threads may use the curves.
 
 Costs: 4 bytes are read for each new row, plus the new lines of metrics. Losses by source are means of
 at most `SAMPLED_ROWS` rows for a whole chart, so their time does not grow with the run; means of
@@ -27,16 +27,16 @@ from tokenmill.training.config_file import read_config
 from tokenmill.training.run_folder import CONFIG_NAME, DATA_NAME, METRICS_NAME, follow_metrics
 from tokenmill.training.run_reading import read_run_data
 
-SAMPLED_ROWS = 1 << 20  # of all buckets together
+SAMPLED_ROWS = 1 << 20  # rows whose losses are averaged by source, in all buckets together
 LIVE_SECONDS = 600.0  # a run that wrote something more recently is shown as live
 _MOST_LINE_STEPS = 1 << 24  # steps of a curve that is made from lines of metrics
-_LARGEST = 3e38  # loss that fits in float32
+_LARGEST = 3e38  # the largest loss that fits in float32
 _MOST_KEPT = 1 << 14  # buckets whose losses by source are kept
 
 
 @dataclass
 class Metrics:
-    """What the lines of metrics say, in lists that grow."""
+    """What the lines of a run's metrics file say, in lists that grow."""
 
     line_steps: list[int] = field(default_factory=list)
     line_losses: list[float] = field(default_factory=list)
@@ -58,7 +58,9 @@ class Metrics:
                 self.line_losses.append(line["loss"])
                 self.last = line
             if line.get("val_loss") is not None:
-                self.val_steps.append(line["step"])  # first, for other threads that read both
+                self.val_steps.append(
+                    line["step"]
+                )  # append before the value: other threads read both
                 self.val_losses.append(line["val_loss"])
         self.end = end
 
@@ -77,12 +79,12 @@ class RunCurves:
 
     @property
     def steps(self) -> int:
-        """How many steps have a place in the charts."""
+        """How many steps the charts show."""
         return max(self.losses.steps, self.metrics.last_step)
 
     @property
     def max_steps(self) -> int | None:
-        """How many steps the run is to have, if known."""
+        """How many steps the run will have when it is complete, if known."""
         config = read_run_config(self.view.folder)
         return config.max_steps if config is not None else None
 
@@ -117,7 +119,7 @@ class RunCurves:
                 self._use_lines()
 
     def _read_phases(self) -> None:
-        """Take over phases that the run has added since it was opened."""
+        """Add the phases that the run has begun since it was opened."""
         if self.view.folder is None:
             return
         try:
@@ -126,7 +128,7 @@ class RunCurves:
                 return
             self._phases_time = changed
             record = read_run_data(self.view.folder)
-        except (TokenmillError, OSError):  # it is being replaced
+        except (TokenmillError, OSError):  # the run is replacing the file
             return
         self.view.phases = tuple(
             Phase(step=one.step, row=one.row, batch_rows=one.batch_rows, world_size=one.world_size)
@@ -147,12 +149,12 @@ class RunCurves:
             if self.metrics.end and (not end or was_rewritten):
                 self.metrics, self.losses = Metrics(), self._open_losses()
                 lines, end = follow_metrics(self.view.folder, 0)
-        except TokenmillError:  # a file of other size than any run's
+        except TokenmillError:  # the file is larger than that of any run
             return
         self.metrics.add(lines, end)
 
     def _use_lines(self) -> None:
-        """Make the curve from lines of metrics: a step's loss is the mean of its line."""
+        """Make the curve from lines of metrics, each of which has the mean loss of some steps."""
         steps = [0, *(step for step in self.metrics.line_steps if step <= _MOST_LINE_STEPS)]
         if steps[-1] == self.losses.steps:
             return
@@ -164,7 +166,7 @@ class RunCurves:
         self.losses.follow(len(values))
 
     def validation(self, first: float, last: float, most: int) -> tuple[Floats, Floats]:
-        """Return the steps and values of at most `most` validations of a range, evenly spaced."""
+        """Return the steps and losses of at most `most` evenly spaced validations in a range."""
         values = np.array(self.metrics.val_losses, np.float64)
         steps = np.array(self.metrics.val_steps[: len(values)], np.float64)
         inside = np.flatnonzero((steps >= first) & (steps <= last))
@@ -215,7 +217,7 @@ class RunCurves:
 
 
 def read_run_config(folder: Path | None) -> Config | None:
-    """Return the settings of a run, or None without a run or readable settings."""
+    """Return the settings of a run; None if there is no run or its settings cannot be read."""
     if folder is None:
         return None
     try:

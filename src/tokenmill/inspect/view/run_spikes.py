@@ -1,8 +1,8 @@
-"""The spikes of runs, for the page of runs: marks in its chart and lines of its table.
+"""The spikes of runs, for the page of runs: marks in its chart and rows of its table.
 
-Spikes are searched for in a thread, because a long run takes seconds: see `inspect/spikes/spikes.py`. A
-page waits at most `WAIT` seconds for the first result; the script of the page asks again. While a
-run grows, it is searched again each time it has grown by a twentieth.
+A thread searches for spikes, because a long run takes seconds: see `inspect/spikes/spikes.py`. A page
+waits at most `WAIT` seconds for the first result; the script of the page asks again. A growing run is
+searched again each time it has grown by a twentieth.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tokenmill.progress import Nobody
 from tokenmill.store.documents import Document
 from tokenmill.wording import one_line
 
-LIMIT = 20  # spikes of a run
-WAIT = 0.7  # seconds
+LIMIT = 20  # spikes of a run to show
+WAIT = 0.7  # seconds to wait for a first result
 _GROWTH = 1.05
-_LISTED = 3  # rows and documents of a spike
+_LISTED = 3  # rows of a spike to list, and documents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class SpikeSearch:
         self._found: SpikeReport | None = None
 
     def get(self, view: RunView) -> tuple[SpikeReport | None, bool]:
-        """Return the newest report, if there is one, and whether a search is under way."""
+        """Return the newest report, or None, and whether a search is in progress."""
         rows, is_new = view.losses_count, False
         with self._lock:
             if rows < self._rows:  # the run was restarted
@@ -141,7 +141,7 @@ def link_document(viewer: Viewer, source: str, document: Document) -> str:
 
 
 def make_marks(spikes: Sequence[ShownSpike], curves: Sequence[Series]) -> list[Mark]:
-    """Return marks above the curves, at the highest loss that is drawn near each spike."""
+    """Return a mark for each spike, at the highest loss that the curve shows near it."""
     by_run = {one.id: one for one in curves}
     marks = []
     for spike in spikes:

@@ -30,10 +30,10 @@ def show_charts(viewer: Viewer, query: Query) -> Page:
 
 
 def show_points(viewer: Viewer, query: Query) -> Data:
-    """Return how far each run is, and the points that are new since `after`, by run.
+    """Return the progress of each run, and the points that are new since `after`.
 
-    `after` has the number of steps that each run had before, with commas between. If a run has fewer
-    steps now, it was restarted, and all points have to be read again.
+    `after` has the number of steps that each run had before, separated by commas. If a run has fewer
+    steps now, it was restarted, and all its points are returned.
     """
     runs = open_curves(viewer)
     numbers = [number for number in query.text("after").split(",") if number]
@@ -96,7 +96,7 @@ def _draw(viewer: Viewer, query: Query) -> dict[str, Any]:
 
 
 def _find_spikes(viewer: Viewer, charts: LossCharts) -> tuple[list[ShownSpike], bool]:
-    """Return the known spikes of the visible runs, and whether a first search is under way."""
+    """Return the known spikes of the visible runs, and whether a first search is in progress."""
     spikes: list[ShownSpike] = []
     is_searching = False
     for number, run in charts.visible:
@@ -135,7 +135,7 @@ def _summarize(number: int, run: RunCurves, shown: Shown) -> dict[str, Any]:
 
 
 def _describe(charts: LossCharts) -> str:
-    """Return what the main chart shows, for people who cannot see it."""
+    """Return what the main chart shows in words, for screen readers."""
     parts = []
     for _, run in charts.visible:
         last = run.metrics.last.get("loss")

@@ -4,8 +4,8 @@ A search goes forward from a document. It ends when the page is full, or after `
 records or `SECONDS`, and says from which document to continue. Records are read from their files
 in blocks, so memory holds one block, however many documents there are.
 
-`prepare` writes documents in the order of their sources. If the table is in this order, at
-`SAMPLES` places and around the first document found, a source's documents are found by binary
+`prepare` writes documents in the order of their sources. If the table is in this order at `SAMPLES`
+evenly spaced places and around the first document found, a source's documents are found by binary
 search instead.
 """
 
@@ -34,7 +34,7 @@ Booleans = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """Which documents to find. `sources` are numbers of sources; None means all."""
+    """Which documents to find. `sources` has the numbers of their sources; None means all."""
 
     sources: tuple[int, ...] | None = None
     least: int | None = None
@@ -44,7 +44,7 @@ class Filter:
         return self != Filter()
 
     def matches(self, lengths: Integers, sources: Integers | None) -> Booleans:
-        """Return which of some documents match."""
+        """Return a mask of the documents that match, given their lengths and sources."""
         found = np.ones(len(lengths), np.bool_)
         if self.least is not None:
             found &= lengths >= self.least
@@ -65,7 +65,7 @@ class Found:
     """Documents that were found, by number.
 
     `next` is the document to continue from, or None at the end of the split. `last` is one more
-    than the last document that was looked at. `used_order` is whether documents before the first
+    than the last document that was examined. `used_order` says whether documents before the first
     one found, or after the last one, were skipped because the table is in the order of sources.
     """
 
@@ -127,7 +127,7 @@ def find_documents(
 def _read(
     documents: DocumentTable, start: int, stop: int
 ) -> Iterator[tuple[int, Integers, Integers | None]]:
-    """Yield (number of the first, lengths, sources) of the documents [start, stop), in blocks."""
+    """Yield the documents [start, stop) in blocks: (number of the first, lengths, sources)."""
     if start >= stop:
         return
     if isinstance(documents, Documents):

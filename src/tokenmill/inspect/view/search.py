@@ -1,4 +1,4 @@
-"""The search page: every occurrence of a text or of ids, a limited time for each request."""
+"""The search page: every occurrence of a text or of ids. Each request searches for a limited time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tokenmill.inspect.view.finding import Wanted, find_matches
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.viewer import Page, Routes, Viewer, make_link
 
-PAGE = 50  # matches
+PAGE = 50  # matches of a page
 
 
 def show_search(viewer: Viewer, query: Query) -> Page:

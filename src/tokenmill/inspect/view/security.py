@@ -1,24 +1,24 @@
 """Who may read the pages: only the browser that opened the printed URL, and nobody else.
 
 The URL that the server prints ends in `?token=…`. The first request with the right token gets a
-cookie and is sent on to the same page without the token. From then on, the cookie counts, so every
-URL of the application can be bookmarked and opened in the same browser until the server ends.
+cookie and is redirected to the same page without the token. From then on, the cookie suffices, so
+every URL of the application can be bookmarked and opened in the same browser until the server ends.
 Adding `?token=…` to any URL opens it in another browser.
 
-The URL with which the server itself opens the browser has another token, which counts only once: a
-command line can be seen by other users of the machine.
+The URL with which the server itself opens the browser has another token, which is valid only once,
+because other users of the machine can see the command line of the browser.
 
 Requests are refused:
 
 - without the token or the cookie;
-- for another host than 127.0.0.1 or localhost with the server's port, so that a web site cannot
-  reach the server through a name of its own that leads to 127.0.0.1 (DNS rebinding);
+- for any host but 127.0.0.1 or localhost with the server's port, so that a web site cannot reach
+  the server through a name of its own that resolves to 127.0.0.1 (DNS rebinding);
 - from pages of another origin. If a link in another page leads here, the refusal has a link to
   the same place, which works because it is followed from a page of this server;
-- with other methods than GET and HEAD.
+- with any method but GET and HEAD.
 
-Every answer forbids scripts and styles that are not files of the application, frames, and requests
-to anything but this server. So text of a dataset cannot run anything, even if it were not escaped.
+Every answer forbids frames, scripts and styles that are not files of the application, and requests
+to other servers. So text of a dataset could not run scripts even if it were not escaped.
 
 The cookie has the port in its name, because cookies of one host are shared by all ports.
 """
@@ -56,7 +56,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
-_MOST_QUERY = 8192  # bytes of a query that are parsed
+_MOST_QUERY = 8192  # bytes of the longest query that is parsed
 _MOST_PARAMETERS = 100
 
 Scope = dict[str, Any]
@@ -67,7 +67,7 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Why a request is refused. `link` is a place on this server to continue at, or empty."""
+    """Why a request is refused. `link` is a URL of this server to continue at, or empty."""
 
     status: int
     title: str
@@ -76,10 +76,10 @@ class Refusal:
 
 
 class Guard:
-    """Passes requests of the right browser on to `app`, and adds the headers to every answer.
+    """Passes requests of the right browser on to `app`, and adds security headers to every answer.
 
     `refuse` makes the answer to a refused request. Paths that start with one of `public` need no
-    token; they must hold nothing about a dataset. `once` is a token that counts for one request.
+    token; they must not show anything about a dataset. `once` is a token that is valid once.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Guard:
     ) -> None:
         self._app, self._token, self._refuse, self._public = app, token, refuse, public
         self._once = once
-        # Whoever sees the cookie, such as a server on another port, does not learn the token.
+        # The cookie is not the token, so a server on another port, which gets it, cannot learn that.
         self._secret = hashlib.sha256(f"tokenmill view {token}".encode()).hexdigest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,7 +132,7 @@ class Guard:
         port: int,
         target: str,
     ) -> None:
-        """Give the browser its cookie, and send it on to the same page without the token."""
+        """Give the browser its cookie, and redirect it to the same page without the token."""
 
         async def add_cookie(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -196,7 +196,7 @@ _NO_TOKEN = Refusal(
 def _check_origin(
     scope: Scope, headers: dict[str, str], port: int, *, has_token: bool
 ) -> Refusal | None:
-    """Return why a request must not come from where it comes from, or None."""
+    """Return why a request is refused because of its host, method or origin; None if it is not."""
     hosts = {f"{host}:{port}" for host in HOSTS}
     if headers.get("host", "").lower() not in hosts:
         return Refusal(

@@ -26,9 +26,9 @@ from tokenmill.progress import Watcher
 
 HOST = "127.0.0.1"
 PORT = 8765
-_TRIES = 20  # ports after the default one
+_TRIES = 20  # ports to try after the default one
 _CONNECTIONS = 100
-_GRACE = 2  # seconds for answers that are under way at the end
+_GRACE = 2  # seconds that unfinished answers get when the server ends
 
 
 def view(
@@ -79,10 +79,10 @@ def export(
     watcher: Watcher | None = None,
     **opening: Any,
 ) -> list[Path]:
-    """Write the overview and some documents as HTML files to a folder; returns their paths.
+    """Write the overview and some documents as HTML files to a folder, and return their paths.
 
-    `document` are numbers of documents, and `documents` is how many others to write, evenly spaced
-    in the split.
+    `document` has the numbers of documents to write. `documents` is how many more to write, evenly
+    spaced in the split.
     """
     check_libraries()
     from tokenmill.inspect.view import export as exporting
@@ -116,7 +116,7 @@ def open_all(
         raise UsageError("`data` is empty. Give a dataset, or the folder of a run with `runs`.")
     if not named:
         return dict(next(iter(views.values())).datasets), views
-    # Few tokens are read, so a remote dataset needs no cache.
+    # Open remote datasets without a cache, since only a few tokens are read.
     options = {"cache_bytes": 0, **opening}
     return {one.name: open_dataset(one.path, **options) for one in named}, views
 
@@ -138,7 +138,7 @@ def serve(
     browser: bool = True,
     announce: Callable[[str], None] = print,
 ) -> None:
-    """Serve the pages until Ctrl-C or SIGTERM. `announce` gets the URL once it answers.
+    """Serve the pages until Ctrl-C or SIGTERM. `announce` gets the URL as soon as the server answers.
 
     By default, the port is 8765 or the first free one after it.
     """
@@ -182,11 +182,11 @@ def _configure(app: Application) -> Any:
 
 
 def listen(port: int | None) -> socket.socket:
-    """Return a socket that listens on a port of 127.0.0.1. By default, the first free one."""
+    """Return a socket that listens on a port of 127.0.0.1; by default, on the first free one."""
     ports: Sequence[int] = range(PORT, PORT + _TRIES) if port is None else (port,)
     for number in (*ports, *([0] if port is None else [])):
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        # Without this, the port would stay taken for a minute after the viewer ended.
+        # Without this option, the port would stay in use for a minute after the viewer ended.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((HOST, number))
@@ -202,7 +202,7 @@ def listen(port: int | None) -> socket.socket:
 
 
 def check_libraries() -> None:
-    """Raise an error with the cure if a library of the extra `view` is missing."""
+    """Raise an error that says how to install the extra `view` if a library of it is missing."""
     try:
         import jinja2  # noqa: F401
         import starlette  # noqa: F401

@@ -1,9 +1,9 @@
 """Divide ids into the groups that a page shows: one token each, or several that share a character.
 
-Guarantees: the texts of all groups end to end are the text of the ids. A character that is spelled
-by several tokens, and a letter with its marks that are other tokens, are one group, so that the
-browser can draw them. Characters that are invisible, that control a terminal or that reorder text
-are replaced by their names.
+Guarantees: the joined texts of all groups are the text of the ids. Tokens that together spell one
+character are one group, as are a letter and the tokens of its combining marks, so that the browser
+can draw them. Characters that are invisible, that control a terminal or that reorder text are
+replaced by their names.
 
 Costs: about 10 µs for each token. A group has at most `MOST_TOGETHER` tokens.
 """
@@ -29,7 +29,7 @@ from tokenmill.wording import find_hidden
 MOST_TOGETHER = 16
 _REPLACEMENT = "\ufffd"
 _JOINER = "\u200d"
-_MOST_KNOWN = 1 << 17  # texts of ids that are kept
+_MOST_KNOWN = 1 << 17  # ids whose texts are remembered
 
 _CONTROLS = (
     "NUL SOH STX ETX EOT ENQ ACK BEL BS HT LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM "
@@ -63,7 +63,7 @@ _SHORT_NAMES = {chr(number): name for number, name in enumerate(_CONTROLS)} | {
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A part of a text: as it is, a line end, or a character that is shown by its short name."""
+    """A part of a text: plain text, a line end, or a character that is shown by its short name."""
 
     kind: Literal["text", "newline", "hidden"]
     text: str
@@ -98,7 +98,7 @@ class Group:
 
     @property
     def about(self) -> str:
-        """What the group is, in lines `name: value`."""
+        """A description of the group's tokens, as lines of the form `name: value`."""
         lines = []
         for token in self.tokens:
             lines += [f"token: {token.position:,}", f"id: {token.id}"]
@@ -125,13 +125,13 @@ class Speller:
         return self._tokenizer is not None
 
     def warm_up(self) -> None:
-        """Compute what the first text needs."""
+        """Compute in advance what spelling the first text needs."""
         if self._tokenizer is not None:
             self.spell(np.zeros(1, np.int64), 0)
             len(self._lengths)
 
     def decode(self, ids: npt.NDArray[Any]) -> str:
-        """Return the text of some ids; without a tokenizer, the ids."""
+        """Return the text of some ids; without a tokenizer, the ids as numbers."""
         if self._tokenizer is None:
             return " ".join(map(str, ids.tolist()))
         try:
@@ -172,7 +172,7 @@ class Speller:
                 continue
             text = self._spell((number,), first=is_first and place == 0)
             end = place + 1
-            # Continue while the next id completes a character: together, both have another text.
+            # Extend a group while the next id completes its last character: the joined text then differs.
             while (
                 _REPLACEMENT in text
                 and end < len(ids)
@@ -190,7 +190,7 @@ class Speller:
             place = end
 
     def _spell(self, ids: tuple[int, ...], *, first: bool = False) -> str:
-        """Return the text of ids inside a text; `first` is for the first ids of a text."""
+        """Return the text of ids inside a longer text; `first` says that they are its first ids."""
         if len(ids) == 1 and not first and (known := self._known.get(ids[0])) is not None:
             return known
         assert self._tokenizer is not None
@@ -210,7 +210,7 @@ class Speller:
 
     @cached_property
     def _anchor(self) -> tuple[list[int], str]:
-        """An id that is decoded before others, and its text."""
+        """Ids to put before others when decoding, so that a space is not dropped, and their text."""
         assert self._tokenizer is not None
         try:
             ids = [int(number) for number in self._tokenizer.encode(b"a")][:1]
@@ -228,7 +228,7 @@ class Speller:
             return np.zeros(0, np.int64)
 
     def _describe(self, ids: tuple[int, ...], position: int, text: str) -> tuple[Token, ...]:
-        """Return the tokens of a group, with the bytes of each one if they are certain."""
+        """Return the tokens of a group, with the bytes of each one if they are known for certain."""
         data = text.encode("utf-8", "surrogatepass")
         is_certain = _REPLACEMENT not in text and ids[0] not in self._specials
         if len(ids) == 1:
@@ -294,7 +294,7 @@ def _name(character: str) -> tuple[str, str]:
 
 
 def _mark_hidden(groups: list[Group]) -> list[Group]:
-    # In the whole text, because whether a joiner is hidden depends on its neighbours.
+    # Look at the whole text, because whether a joiner is hidden depends on its neighbours.
     hidden = set(find_hidden("".join(group.text for group in groups)))
     marked, offset = [], 0
     for group in groups:
@@ -307,7 +307,7 @@ def _mark_hidden(groups: list[Group]) -> list[Group]:
 
 
 def _join_clusters(groups: list[Group]) -> list[Group]:
-    """Join each group that continues a character of the group before, such as an accent."""
+    """Join each group that continues a character, such as an accent, to the group before it."""
     joined: list[Group] = []
     for group in groups:
         before = joined[-1] if joined else None
@@ -334,5 +334,5 @@ def _continues(character: str) -> bool:
     return (
         unicodedata.category(character)[0] == "M"
         or character == _JOINER
-        or "\U0001f3fb" <= character <= "\U0001f3ff"  # colours of skin
+        or "\U0001f3fb" <= character <= "\U0001f3ff"  # skin tones of emoji
     )

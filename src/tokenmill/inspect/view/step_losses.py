@@ -1,12 +1,12 @@
-"""The mean loss of each step of a run, in as few numbers as a chart can show.
+"""The mean loss of each step of a run, reduced to as many numbers as a chart can show.
 
 Steps are grouped in buckets of 1, 2, 4, 8... steps. A bucket has the lowest, the highest and the mean
 loss of its steps, so no spike is lost, however many steps are in a bucket. Buckets begin at multiples
 of their width: they stay the same when a chart is moved, or when the run grows.
 
 Costs: each row's loss is read once, when it is new. At most `MOST_BUCKETS` buckets are kept (64 MB),
-however long the run is. If that makes buckets wider than a chart needs, the losses of the steps that
-it shows are read again: those of at most a few thousand buckets.
+however long the run is. If the kept buckets are wider than a chart needs, the losses of the steps in
+the chart are read again: those of at most a few thousand kept buckets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Read = Callable[[int, int], npt.NDArray[np.float32]]
 
 
 class StepRows(Protocol):
-    """Consecutive steps with the same number of rows; the first one is `step`, from `row` on."""
+    """Consecutive steps with `batch_rows` rows each; the first is `step`, which begins at `row`."""
 
     @property
     def step(self) -> int: ...
@@ -108,7 +108,7 @@ class Buckets:
         )
 
     def append(self, other: Buckets) -> Buckets:
-        """Add later buckets of the same width; the first of them may be our last one."""
+        """Return these buckets and later ones of the same width, whose first may be our last one."""
         if not len(self) or not len(other):
             return self if len(self) else other
         shared = self.first + len(self) - other.first  # 1 or 0
@@ -193,8 +193,8 @@ class StepLosses:
     def smooth(self, at: Floats, window: int) -> Floats:
         """Return the mean of the `window` steps around each of some steps, in ascending order.
 
-        At the ends of the run, the window has fewer steps. In ranges of more than 262,144 steps, its
-        ends are rounded.
+        At the ends of the run, the window has fewer steps. If the range has more than 262,144 steps,
+        the ends of the window are rounded.
         """
         if not len(at):
             return np.empty(0)
@@ -219,7 +219,7 @@ class StepLosses:
         return range(first, first + phase.batch_rows)
 
     def step_at(self, row: int) -> int:
-        """Return the step that has a row."""
+        """Return the step to which a row belongs."""
         if row < self._phases[0].row:
             return self.first
         phase = next(phase for phase in reversed(self._phases) if phase.row <= row)
@@ -240,7 +240,7 @@ class StepLosses:
             at_once = min(at_once, 8 * _READ_ROWS)  # even if a single step has more rows
             while row < stop:
                 losses = self._read(row, min(stop, row + at_once))
-                if not len(losses):  # the file was cut off meanwhile
+                if not len(losses):  # the file was truncated in the meantime
                     break
                 _add_rows(totals, counts, losses, row - phase.row, phase, first)
                 row += len(losses)
@@ -258,7 +258,7 @@ class StepLosses:
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps with `batch_rows` rows each, from `step` and `row` on."""
+    """Steps with `batch_rows` rows each. The first is `step`, which begins at `row`."""
 
     step: int
     row: int
@@ -294,7 +294,7 @@ def _add_rows(
 
 
 def find_width(first: int, last: int, most: int) -> int:
-    """Return the smallest power of two such that at most `most` buckets have the steps [first, last).
+    """Return the smallest power of two for which at most `most` buckets hold the steps [first, last).
 
     >>> find_width(0, 1000, 1000), find_width(0, 1001, 1000), find_width(1, 1001, 500)
     (1, 2, 4)

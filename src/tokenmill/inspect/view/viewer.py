@@ -1,7 +1,7 @@
 """What the pages show: the datasets, the runs, and how a page is made from a template.
 
-A page is a function `(Viewer, Query) -> Page | Data`. It runs in a thread, a few at a time, so it
-may read files. Raise errors of `tokenmill.errors`: they become pages.
+A page is a function `(Viewer, Query) -> Page | Data`. It runs in a thread, so it may read files; a few
+pages run at once. It raises errors of `tokenmill.errors`, which are shown as pages.
 """
 
 from __future__ import annotations
@@ -49,13 +49,15 @@ class Data:
 class Viewer:
     """The datasets by name and the runs by name.
 
-    One dataset has the name "", as in `RunView.datasets`; several have the names of the mixture.
-    Without `statistics`, none are computed.
+    A single dataset has the name "", as in `RunView.datasets`; several have the names of the mixture.
+    If `statistics` is None, no statistics are computed.
     """
 
     datasets: Mapping[str, Dataset]
     runs: Mapping[str, RunView] = field(default_factory=dict)
-    kept: dict[tuple[str, ...], Any] = field(default_factory=dict)  # of pages, between requests
+    kept: dict[tuple[str, ...], Any] = field(
+        default_factory=dict
+    )  # what pages keep between requests
     statistics: StatisticsWork | None = None
 
     def choose_dataset(self, query: Query) -> tuple[str, Dataset]:
@@ -84,10 +86,10 @@ class Viewer:
 
 @lru_cache(maxsize=256)
 def read_tokens(dataset: Dataset, split: str) -> Tokens:
-    """Return the tokens of a split, read from their files without maps.
+    """Return the tokens of a split, read from their files without memory maps.
 
-    Maps would count as memory of the process. And if a mapped file became shorter, the system would
-    end the server.
+    Maps would count as memory of the process. And if a mapped file were truncated, the operating
+    system would kill the server.
     """
     return dataset[split].unmapped()
 

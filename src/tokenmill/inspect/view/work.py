@@ -1,7 +1,7 @@
-"""Compute statistics in the background, one dataset at a time, while pages say how far it is.
+"""Compute statistics in the background, one dataset at a time, while pages show the progress.
 
-The work runs in a process of its own, so pages stay fast, and its memory is freed when it ends. The
-result is kept beside the dataset: the next viewer shows it at once. The process ends with the
+The work runs in its own process, so that pages stay fast and its memory is freed at the end. The
+result is kept beside the dataset, so the next viewer shows it at once. The process ends with the
 server, even if the server is killed.
 """
 
@@ -32,7 +32,7 @@ class _StoppedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far some work is. `share` is None if that is unknown. `state` is working or failed."""
+    """The progress of a computation. `share` is None if unknown. `state` is "working" or "failed"."""
 
     state: str
     share: float | None
@@ -47,12 +47,12 @@ class _Task:
 
     def run(self, worker: Worker) -> None:
         with suppress(OSError):
-            os.nice(10)  # pages come first
+            os.nice(10)  # pages have priority
         stats(self.dataset, watcher=_Reporter(worker))
 
 
 class _Reporter:
-    """Reports the number of the stage, its total and what is done, as differences."""
+    """Reports progress to the server as increments: of stages, of the total and of what is done."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._total, self._done = worker, 0, 0
@@ -72,9 +72,9 @@ class _Reporter:
 
 
 class StatisticsWork:
-    """Gives the statistics of datasets, and computes those that are missing.
+    """Returns the statistics of datasets, and computes those that are missing.
 
-    Use as a context: leaving it ends the work.
+    Use it in a `with` statement: leaving it ends the work.
     """
 
     def __init__(self, datasets: Mapping[str, Dataset]) -> None:
@@ -95,7 +95,7 @@ class StatisticsWork:
         self._stop.set()
 
     def get(self, name: str, *, start: bool = True) -> Statistics | Progress:
-        """Return the statistics of a dataset, or how far they are. Never waits."""
+        """Return the statistics of a dataset, or the progress of their computation. Never waits."""
         with self._lock:
             if name in self._found:
                 return self._found[name]
@@ -145,7 +145,7 @@ class StatisticsWork:
                 return
             except TokenmillError as error:
                 problem = str(error)
-            except Exception as error:  # the page has to say something
+            except Exception as error:  # whatever failed, the page must show it
                 problem = f"{type(error).__name__}: {error}"
             found = None if problem else read_stats(self._datasets[name])
             with self._lock:
