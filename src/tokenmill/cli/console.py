@@ -32,9 +32,9 @@ def show(text: str) -> None:
 
 
 def show_styled(text: Text, file: TextIO | None = None) -> None:
-    """Print text with colours, if stdout is a terminal. The text must be harmless.
+    """Print text with colours, if stdout is a terminal. It must have no control characters.
 
-    While a display of progress is shown, pass the `sys.stdout` from before it as `file`.
+    While progress is displayed, pass as `file` the `sys.stdout` from before the display began.
     """
     if file is None or _stdout.is_terminal:
         _stdout.print(text)

@@ -17,7 +17,7 @@ from tokenmill.inspect.diff.diff import Difference, Example
 from tokenmill.inspect.diff.diff import diff as compare
 from tokenmill.wording import count, counted, one_line
 
-_TEXT = 60  # characters
+_TEXT = 60  # characters of a document to show
 
 
 def diff(

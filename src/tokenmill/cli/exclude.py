@@ -1,4 +1,4 @@
-"""`tokenmill exclude`: list documents that the next datasets leave out."""
+"""`tokenmill exclude`: keep a list of documents that later datasets leave out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tokenmill.inspect.exclude import exclude as exclude_documents
 from tokenmill.preparation.exclusion import Exclusion, find_list
 from tokenmill.wording import count, counted, one_line
 
-_TEXT = 60  # characters of a document that are shown
+_TEXT = 60  # characters of a document to show
 
 
 def exclude(
@@ -32,31 +32,31 @@ def exclude(
     out: Annotated[Path | None, Parameter(converter=parse_path)] = None,
     json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
 ) -> int:
-    """List documents that the next datasets leave out. The dataset itself is not changed.
+    """Put documents on a list that later datasets leave out. The dataset itself is not changed.
 
-    The list is DATA.exclude.jsonl, beside the dataset's folder. `tokenmill reshard DATA` leaves its
-    documents out, and so does `tokenmill prepare` into the same folder. For another folder, pass
-    the list with --exclude.
+    The list is DATA.exclude.jsonl, beside the dataset's folder. `tokenmill reshard DATA` leaves out
+    the documents on it, and so does `tokenmill prepare --out DATA`. When you prepare into another
+    folder, pass the list with --exclude.
 
     Parameters
     ----------
     data
         Folder of a dataset.
     what
-        Documents: a key or its first digits, document=NUMBER, FILE:LINE, FILE:byte=BYTE or
-        FILE:row=ROW; or FILE, for all documents of a file.
+        Documents to exclude: a key or its first digits, document=NUMBER, FILE:LINE, FILE:byte=BYTE
+        or FILE:row=ROW; or FILE, for all documents of a file.
     search
         Exclude all documents in which this text occurs.
     regex
         Treat the text of --search as a regular expression, in the syntax of Python's re.
     because
-        Reason, to be stored with each document.
+        Reason to store with each document.
     undo
         Key to remove from the list, or its first digits. May be repeated.
     list_
         Show the list.
     out
-        File of the list, for a dataset whose folder cannot be written to.
+        Another file for the list, for a dataset beside which no file can be written.
     json
         Print the result as JSON.
     """

@@ -57,7 +57,7 @@ def search(
     tokens
         Find a sequence of ids, such as 464,2068, instead of a text.
     ignore_case
-        Find TEXT in upper and lower case.
+        Treat upper and lower case as equal.
     split
         Only search this split. By default, all splits.
     limit
@@ -65,7 +65,7 @@ def search(
     count_only
         Print only the number of occurrences.
     index
-        Use the index of `tokenmill index`, if there is one. --no-index searches all tokens.
+        Use the index that `tokenmill index` made, if there is one. --no-index searches all tokens.
     json
         Print each occurrence as a line of JSON.
     tokenizer
@@ -73,7 +73,7 @@ def search(
         comes from the data.
     """
     if count_only and limit is not None:
-        raise UsageError("`limit` is for occurrences. Omit it to count them all.")
+        raise UsageError("`count_only` counts all occurrences. Omit `limit`.")
     dataset = open_dataset(path, tokenizer=tokenizer, cache_bytes=0, **opening.options)
     wanted: dict[str, Any] = {
         "regex": regex,

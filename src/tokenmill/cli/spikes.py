@@ -1,4 +1,4 @@
-"""`tokenmill spikes`: where the loss jumped, and which documents did it."""
+"""`tokenmill spikes`: where the loss jumped, and the documents behind it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def spikes(
     limit: int = LIMIT,
     json: Annotated[bool, Parameter(negative="", show_default=False)] = False,
 ) -> int:
-    """Show where the loss of a run jumped, and which rows and documents did it.
+    """Show where the loss of a run jumped, and the rows and documents behind it.
 
     For a run of tokenmill train, its folder is enough: tokenmill spikes runs/NAME. For any other
     training, give a file of losses, the data, and the settings of the loader.
@@ -48,15 +48,15 @@ def spikes(
     run
         Folder of a run of tokenmill train.
     losses
-        File of losses of any other training: .npy, JSON lines with a loss and a step or row each, or
-        raw float32 (.f32).
+        File with the losses of any other training: .npy; JSON lines, each with a loss and a step or
+        row; or raw float32 (.f32).
     per
         Whether a loss in --losses belongs to a row or to a step, if the file does not say.
     first_step
         Number that --losses gives to the first step of the run. By default, 0.
     data
-        Data that the losses are of: a dataset, or tokens in any format that tokenmill opens. For a
-        mixture: --data web=DIR:0.7 --data code=DIR:0.3. For a run, only if the data was moved.
+        Data that was trained on: a dataset, or tokens in any format that tokenmill opens. For a
+        mixture: --data web=DIR:0.7 --data code=DIR:0.3. With RUN, only if the data was moved.
     threshold
         By how many spreads (robust standard deviations) a loss must exceed its neighbours.
     limit
@@ -173,7 +173,7 @@ def _list_spike(one: Spike) -> tuple[str, ...]:
         steps += f" to {count(one.last_step)}"
     causes = {
         "rows": f"from {counted(len(one.rows), 'row')} of it",
-        "weights": "most rows are higher: see the step before",
+        "weights": "most of its rows are higher; see the step before",
         "unknown": "",
     }
     parts = [causes[one.cause]]
@@ -284,7 +284,7 @@ def _show_next(found: SpikeReport, run: Path | None, data: list[str], reading: R
 
 
 def _retype(given: str, paths: Mapping[str, str]) -> str:
-    """Return an argument for the data as it can be printed: without passwords in its address."""
+    """Return an argument for the data in a form that can be printed: without passwords in a URL."""
     (named,) = parse_named([given])
     path = paths[named.name]
     if not named.name:

@@ -26,7 +26,7 @@ from tokenmill.inspect.stats.result import Figures, Statistics, TokenCount
 from tokenmill.inspect.stats.stats import stats as compute
 from tokenmill.wording import count, counted, one_line
 
-_TEXT = 30  # characters
+_TEXT = 30  # characters of a token's text to show
 
 
 def stats(
@@ -48,8 +48,8 @@ def stats(
     """Show what a dataset consists of.
 
     Shows tokens per source, lengths of documents, frequent and unused tokens, scripts, repeated
-    lines, documents that rows cut, and the epochs that a training budget means. The result is kept
-    beside the dataset, so the next call is quick.
+    lines, documents that rows cut, and the epochs that a training budget amounts to. The result is
+    kept beside the dataset, so the next call is quick.
 
     Parameters
     ----------
@@ -63,8 +63,8 @@ def stats(
     budget
         Tokens to train on, such as 10B. Shows how many epochs of each source that means.
     sample
-        Maximum number of tokens to read, such as 500M, or all. By default, 10B, and 200M of data in
-        an object store.
+        Maximum number of tokens to read, such as 500M, or all. By default, 10B; 200M if the data is
+        in an object store.
     top
         Number of sources and tokens to show.
     tokenizer
@@ -75,7 +75,7 @@ def stats(
     vocab_size
         Number of ids in the vocabulary. By default, the number comes from the tokenizer or the data.
     fresh
-        Compute the statistics again, although they are kept from an earlier call.
+        Compute the statistics again, even if they are kept from an earlier call.
     json
         Print all statistics as JSON.
     """

@@ -22,7 +22,7 @@ _SETTINGS = Group("Settings that override those of --config", sort_key=3)
 
 
 def _make_overrides() -> type[Any]:
-    """Make a class with a flag for each field of `Config`; None means that it was not given."""
+    """Make a class with a flag for each field of `Config`; None means that the flag was not given."""
     explained: dict[str, str] = {}
     for names, text in re.findall(
         r"^([a-z][a-z0-9_, ]*)\n((?:    .*\n?)+)", inspect.getdoc(Config) or "", re.MULTILINE

@@ -29,7 +29,7 @@ def view(
     """Show a dataset in the browser: overview, documents with their tokens, batches, runs, search.
 
     The pages are served on this machine only, at 127.0.0.1, until Ctrl-C. The URL contains a random
-    token, without which nobody can read them.
+    token, without which nobody can read the pages.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def view(
     document
         For --export: number of a document to write. May be given several times.
     documents
-        For --export: how many documents to write, evenly spaced in the split.
+        For --export: how many more documents to write, evenly spaced in the split.
     """
     if export is not None:
         return _export(data or (), export, split, document or (), documents, tokenizer, opening)

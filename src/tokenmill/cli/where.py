@@ -29,7 +29,7 @@ from tokenmill.storage.object_path import as_path
 from tokenmill.store.documents import Document
 from tokenmill.wording import count, counted, one_line
 
-_TEXT = 200  # characters
+_TEXT = 200  # characters of a document to show
 
 
 def where(
@@ -51,7 +51,7 @@ def where(
         find: FILE, FILE:LINE, FILE:byte=BYTE or FILE:row=ROW, a key or its first digits,
         token=TOKEN, document=DOCUMENT, or text to search for.
     kind
-        What is given: file, key, text, token or document. By default, tokenmill works this out.
+        What WHAT is: file, key, text, token or document. By default, tokenmill works this out.
     limit
         Number of documents to show.
     run

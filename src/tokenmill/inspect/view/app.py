@@ -83,7 +83,7 @@ def make_app(
         bound_memory()
         if not started:  # warm up only after the first page was sent
             started.append(True)
-            with suppress(RuntimeError):  # another page was as fast, or there is no memory for it
+            with suppress(RuntimeError):  # another page started it, or memory ran out
                 warm_up.start()
 
     def make_handler(show: PageFunction) -> Callable[[Request], Awaitable[Response]]:

@@ -115,7 +115,7 @@ class LossCharts:
         self.x = self._scale_x()
 
     def _last(self) -> int:
-        """Return the last step of all runs; while a run is live, plus room for further points."""
+        """Return the last step of the visible runs; if one is live, plus room for further points."""
         end = max(self.end, 1)
         if not any(run.is_live for _, run in self.visible):
             return end

@@ -101,7 +101,7 @@ def share(part: float, whole: float) -> str:
 
 
 def visible(text: str) -> str:
-    r"""Format the text of a token, with line ends and characters that are hidden made visible.
+    r"""Format the text of a token so that line ends and hidden characters are visible.
 
     >>> visible("\n"), visible(" a"), visible("\x1b")
     ('↵', '␣a', '\\x1b')
