@@ -64,7 +64,7 @@ class Stopped(Exception):  # noqa: N818  (not an error)
 class Transfer:
     """A file of the Hub and its local path.
 
-    `check` is called with the path of the downloaded file, before the file gets its name. It raises
+    `check` is called with the path of the downloaded file, before the file gets its final name. It raises
     a DatasetError if the file is damaged.
     """
 

@@ -226,7 +226,9 @@ def search_documents(
 
 
 def list_documents(tokens: Tokens, first: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end of each document with tokens; the whole split if none is known.
+    """Yield the start and the end of each document that is not empty.
+
+    If documents are unknown, yields those of the whole split.
 
     The first document is the one that contains the token `first`.
     """

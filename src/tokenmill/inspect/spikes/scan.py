@@ -209,7 +209,10 @@ class StepCurve(Curve):
         return step if self._numbers is None else int(self._numbers[step])
 
     def find(self, steps: Integers) -> tuple[Integers, Floats]:
-        """Return the indices and the losses of the steps with some numbers; NaN where unknown."""
+        """Return the index and the loss of each step, given the numbers of steps in the file.
+
+        The loss of a step that the file does not have is NaN.
+        """
         if self._numbers is None:
             found = np.minimum(steps, self.steps - 1)
             is_known = steps < self.steps

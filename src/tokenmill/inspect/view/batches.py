@@ -75,7 +75,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownDocument:
-    """A document in a row: `tokens` of its `whole` length are in the row."""
+    """A document in a row. `tokens` of its tokens are in the row; `whole` is how many it has."""
 
     name: str
     link: str | None

@@ -60,7 +60,7 @@ function drawBand(plane, steps, low, high) {
   return `${path}Z`;
 }
 
-// Replaces the last points of a curve by those of an answer, and adds the new ones.
+// Replaces the last points of a curve with those that the server sent, and adds new ones.
 function extend(curve, added) {
   const keep = curve.steps.findIndex((step) => step >= Math.floor(added.start));
   const count = keep < 0 ? curve.steps.length : keep;
@@ -206,7 +206,7 @@ class Figure {
     this.readout.hidden = true;
   }
 
-  // Draws a curve again after points were added; returns whether all of it has room.
+  // Draws a curve again after points were added; returns whether all of it fits in the chart.
   redraw(curve) {
     const group = [...this.svg.querySelectorAll(".series")].find((one) => one.dataset.id === curve.id);
     if (!group) return false;
@@ -420,7 +420,7 @@ class Page {
     this.load(`?${clean(query)}`, how);
   }
 
-  // Several turns of the wheel while an answer is on its way add up.
+  // Turns of the wheel before the server has answered add up.
   zoomAround(step, factor) {
     const { low, high } = this.wanted || { low: this.first, high: this.last };
     const length = clamp((high - low) * factor, NARROWEST, this.end);

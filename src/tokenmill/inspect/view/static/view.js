@@ -95,7 +95,7 @@
     });
   }
 
-  // Work in the background: asks how far it is, and reloads the page when it has ended.
+  // Shows the progress of work in the background, and reloads the page when it has ended.
   function watch(element) {
     const bar = element.querySelector("progress");
     const words = element.querySelector("[data-words]");
