@@ -15,14 +15,14 @@ from tokenmill.storage.object_path import as_path
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """How to open tokens whose format is not recognised.
+    """How to open tokens whose format is not recognized.
 
     Parameters
     ----------
     dtype
         Type of the ids in input files without a header: uint16, uint32, ...
     format
-        Format of the input, such as npy, llmc, nanogpt or raw. By default, tokenmill recognises the
+        Format of the input, such as npy, llmc, nanogpt or raw. By default, tokenmill recognizes the
         format.
     column
         Name of the column that contains the tokens, for input formats with several columns.

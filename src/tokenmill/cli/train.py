@@ -66,7 +66,7 @@ class DataOptions:
     data_dtype
         Type of the ids in data files without a header: uint16, uint32, ...
     format
-        Format of the data, such as npy, llmc, nanogpt or raw. By default, tokenmill recognises the
+        Format of the data, such as npy, llmc, nanogpt or raw. By default, tokenmill recognizes the
         format.
     cache_dir
         Folder of the disk cache for data in an object store. By default, ~/.cache/tokenmill.

@@ -47,7 +47,7 @@ class Dataset(Mapping[str, Tokens]):
     """Tokens on disk: `dataset["train"]` is the training tokens as one array.
 
     A dataset is a mapping from names of splits to their tokens. A split without tokens is absent.
-    `format` is the name of the recognised format. `vocab_size` and `eot_id` are None if neither the
+    `format` is the name of the recognized format. `vocab_size` and `eot_id` are None if neither the
     files nor the user gives them. `manifest` is None unless the dataset is a prepared one.
 
     >>> import tempfile
@@ -243,7 +243,7 @@ tokenmill prepare TEXTS --out no/such/folder
     dtype
         The dtype of ids in files without a header.
     format
-        The name of the format. Needed only if the format is not recognised, or wrongly recognised.
+        The name of the format. Needed only if the format is not recognized, or wrongly recognized.
     val_fraction
         Fraction of the tokens, at the end of the data, to hold out as `val`. Only for data without
         a validation split.

@@ -239,7 +239,7 @@ class _Finder:
                 yield document
 
     def describe(self, document: Document, because: str | None) -> Exclusion:
-        """Return the entry of a document."""
+        """Return the entry of the list for a document."""
         assert document.key is not None
         stop = document.start + min(document.length, _SHOWN)
         tokens = self._dataset[document.split]

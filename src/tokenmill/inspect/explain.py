@@ -183,7 +183,7 @@ def explain(
     if rank is not None and step is None:
         raise UsageError("`rank` needs a `step`.")
     if source is not None and token is None:
-        raise UsageError("`source` is for `token=N`: a step or row may be of any source.")
+        raise UsageError("`source` needs `token=N`: a step or row may be of any source.")
     explained = None
     if step is not None:
         rows: Sequence[int] = view.step_rows(step, rank)

@@ -298,8 +298,8 @@ def _check_row(row: int) -> int:
 def _find_own(order: RowOrder, start: int, stop: int, first: int, last: int) -> list[Integers]:
     """Return the rows of one source in [first, last) that hold a token of [start, stop).
 
-    The result is in pieces, in any order. Does what is less work: for each window (row of an epoch)
-    with these tokens, compute which rows it is; or compute the tokens of all rows.
+    The result is in pieces, in any order. Uses the cheaper of two ways: to compute the row of each
+    window (a row's worth of tokens) that has these tokens, or to compute the tokens of each row.
     """
     windows = order.find_windows(start, stop)
     epochs = range(first // order.windows, (last - 1) // order.windows + 1)
@@ -509,7 +509,7 @@ def _check_tokens(folder: Path, there: RowIdentity, rows: RunRows) -> None:
         if source.tokens != len(tokens) or not is_same_data(source.fingerprint, tokens.identity):
             called = f"source {one_line(name)} of " if name else ""
             raise StateError(
-                f"The tokens of {called}{folder} are not those that it was trained on: it had "
-                f"{source.tokens:,} tokens, and now has {len(tokens):,}, which differ. Restore the "
-                "data, or name where it is now: `data=PATH`."
+                f"The tokens of {called}{folder} are not those that it was trained on: expected "
+                f"{source.tokens:,} tokens, found {len(tokens):,} with another fingerprint. Restore "
+                "the data, or name where it is now: `data=PATH`."
             )

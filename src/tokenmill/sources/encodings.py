@@ -1,6 +1,6 @@
 """Find the encoding of bytes that are not UTF-8.
 
-UTF-16 and UTF-32 are recognised with certainty, by their byte order mark or by the places of their
+UTF-16 and UTF-32 are recognized with certainty, by their byte order mark or by the places of their
 NUL bytes. The name of an 8-bit or East Asian encoding is a guess that the user has to check.
 """
 

@@ -1,1 +1,1 @@
-"""Which documents differ between two datasets."""
+"""Find the documents that two datasets do not share."""

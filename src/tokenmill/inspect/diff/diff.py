@@ -49,7 +49,7 @@ class Total:
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """The documents that moved between two splits; `tokens` counts those in the second dataset."""
+    """The documents that moved between two splits. `tokens` is their length in the second dataset."""
 
     before: str
     after: str

@@ -63,7 +63,7 @@ class Hits:
 
 
 class Pattern(Protocol):
-    """Something to find in ids."""
+    """Finds the occurrences of something, such as a text, in ids."""
 
     width: int  # the most tokens that an occurrence can span
 

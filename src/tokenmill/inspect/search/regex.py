@@ -1,6 +1,7 @@
 r"""Search the decoded text of documents: for a regular expression, or for a text.
 
-A text is searched for in this way only if the tokenizer does not give the bytes of each id.
+A text is searched for in this way only if the tokenizer does not give the bytes of each id, or if
+case is ignored and the text is not ASCII.
 
 If every match must contain some text, such as `error` in `error: \d+`, the scan finds the documents
 that contain that text, and only these are decoded. Otherwise, all documents are decoded: about
@@ -228,9 +229,8 @@ def search_documents(
 def list_documents(tokens: Tokens, first: int = 0) -> Iterator[tuple[int, int]]:
     """Yield the start and the end of each document that is not empty.
 
-    If documents are unknown, yields those of the whole split.
-
-    The first document is the one that contains the token `first`.
+    The first document is the one that contains the token `first`. If documents are unknown, the
+    whole split counts as one.
     """
     if tokens.documents is None and tokens.eot_id is None:
         yield 0, len(tokens)

@@ -98,8 +98,8 @@ def search(
     tokens
         A sequence of ids to find, instead of a text.
     ignore_case
-        Whether upper and lower case are equal. If the text has only ASCII letters, only A to Z and
-        a to z are.
+        Whether to treat upper and lower case as equal. If the text is ASCII, A to Z equal a to z;
+        other texts, and regular expressions, follow the rules of Python's `re`.
     split
         The only split to search. By default, all splits.
     limit

@@ -246,7 +246,7 @@ def _read_facts(folder: Path, expected: Facts) -> Facts | None:
         raise UnusableIndexError(f"{folder} was made with another version or another tokenizer")
     for name, size in facts.files.items():
         if sizes.get(name) != size:
-            raise UnusableIndexError(f"{folder / name} is missing or has another size")
+            raise UnusableIndexError(f"{folder / name} is missing, or its size has changed")
     return facts
 
 
@@ -334,7 +334,7 @@ class WordIndex:
     def _list_ranges(
         self, query: Any, base: int, top: int, length: int
     ) -> Iterator[tuple[int, int]]:
-        """Yield the tokens of the pieces found as ranges, in order; neighbouring pieces are joined."""
+        """Yield ranges of tokens that cover the pieces found, in order. Joins neighbouring pieces."""
         low = base
         start = stop = -1
         while low < top:
@@ -354,7 +354,7 @@ class WordIndex:
 
 @dataclass(frozen=True, kw_only=True)
 class Narrowed:
-    """The part of a split that a search has to scan: `pieces` of all its pieces, as ranges of tokens."""
+    """The part of a split that a search has to scan: `pieces` out of `of` pieces, as token ranges."""
 
     pieces: int
     of: int

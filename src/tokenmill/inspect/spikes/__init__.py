@@ -1,1 +1,1 @@
-"""Where the loss of a run jumped, and the documents that did it."""
+"""Find where the loss of a run jumped, and the documents behind it."""

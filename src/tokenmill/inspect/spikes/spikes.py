@@ -74,7 +74,7 @@ class Spike:
 
 @dataclass(frozen=True, kw_only=True)
 class NotFinite:
-    """Losses of a step that are NaN or infinite: unknown, or the run diverged."""
+    """How many losses of a step are NaN or infinite. They are unknown, or the run diverged."""
 
     step: int
     nan: int
@@ -307,7 +307,7 @@ def _make_curve(
         total = int(file.numbers[-1]) + 1
         if total > 2 * len(values) + (1 << 20):
             raise UsageError(
-                f"{file.path} has {counted(len(values), 'loss')}es for {counted(total, 'row')}: too "
+                f"{file.path} has a loss for only {count(len(values))} of {counted(total, 'row')}, too "
                 "few to compare neighbours. Record the loss of every row."
             )
         values = np.full(total, np.nan, np.float32)

@@ -219,7 +219,7 @@ def _choose(
 
 
 def _count_alike(view: RunView, documents: Integers, pairs: Integers) -> Integers:
-    """Return for each document in how many steps one begins with the same `_SAME` tokens."""
+    """Return for each document how many steps have one that begins with the same `_SAME` tokens."""
     beginnings: dict[bytes, set[int]] = {}
     keys = []
     for source, start, stop in documents.tolist():

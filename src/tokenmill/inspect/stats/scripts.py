@@ -2,7 +2,7 @@
 
 The table is made from the names of Unicode characters, such as LATIN SMALL LETTER A, when it is first
 used; that takes about half a second. Only letters and marks have a script. Digits, punctuation, spaces,
-symbols, and letters that all scripts share, belong to none.
+symbols, and letters that all scripts share belong to no script.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class IdCounter:
-    """Counts ids. `vocab_size` is None if it is unknown: then the counts grow with the ids."""
+    """Counts ids. If `vocab_size` is None (unknown), `counts` grows to hold the largest id."""
 
     def __init__(self, vocab_size: int | None, path: str) -> None:
         if vocab_size is not None and vocab_size > MOST_IDS:

@@ -75,7 +75,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownDocument:
-    """A document in a row. `tokens` of its tokens are in the row; `whole` is how many it has."""
+    """A document in a row. `tokens` counts its tokens in the row, and `whole` all of its tokens."""
 
     name: str
     link: str | None
@@ -306,7 +306,7 @@ def _show_rows(
 def _change_inputs(
     config: Config | None, tokens: Ids, row: int, dataset: Dataset, eot_id: int | None
 ) -> tuple[Ids, int | None, bool]:
-    """Return what the model sees of a row, the size of the vocabulary, and if it was rearranged."""
+    """Return what the model sees of a row, the size of the vocabulary, and whether it was rearranged."""
     vocab = dataset.vocab_size
     if config is None or not (config.mask_fraction or config.noise_fraction or config.fim_fraction):
         return tokens[0], vocab, False

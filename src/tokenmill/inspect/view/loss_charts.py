@@ -144,7 +144,7 @@ class LossCharts:
 
     @property
     def bucket_width(self) -> int:
-        """How many steps a bucket has, so that there is one for every two pixels or more."""
+        """How many steps a bucket has, so that each bucket takes at least two pixels."""
         most = max(50, (self.shown.width - LEFT - RIGHT) // _PIXELS)
         return find_width(self.first, self.last + 1, most)
 

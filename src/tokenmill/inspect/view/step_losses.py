@@ -191,7 +191,7 @@ class StepLosses:
         return bucket_steps(first, self._means(first, last), width)
 
     def smooth(self, at: Floats, window: int) -> Floats:
-        """Return the mean of the `window` steps around each of some steps, in ascending order.
+        """Return the mean of the `window` steps around each step of `at`, which is ascending.
 
         At the ends of the run, the window has fewer steps. If the range has more than 262,144 steps,
         the ends of the window are rounded.

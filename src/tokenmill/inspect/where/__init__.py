@@ -1,1 +1,1 @@
-"""Where a document is, why it is absent, and when a run reads it."""
+"""Find where a document is, why it is absent, and when a run reads it."""

@@ -78,9 +78,9 @@ class FileFinder:
         return None
 
     def find_other_file(self, what: str) -> Whereabouts | None:
-        """Find a record of a file that no dataset was made from. Returns None if it does not exist.
+        """Find a record of a file that no dataset was made from, by comparing texts.
 
-        The record's text is compared with the documents.
+        Returns None if there is no such file.
         """
         place = SourcePlace(name=what)
         source = find_input(what)
@@ -255,7 +255,7 @@ class _OneSource:
         return self._finder.explain(self._name, dataset, self._settings, source, place, record)
 
     def _find_imported(self, before: Document | None, place: int) -> Whereabouts:
-        """Find the document with a token of an imported file, whose documents leave no gaps."""
+        """Find the document with a token of an imported file. The documents of one leave no gaps."""
         if before is not None and place < (before.offset or 0) + before.length:
             return self._answer([before])
         return self._absent(place, NO_RECORD, "no document of this file has that token")
