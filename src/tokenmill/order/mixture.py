@@ -154,9 +154,9 @@ class MixtureOrder:
         return rows
 
     def find_end(self, source: int, number: int) -> int:
-        """Return the first row of the run before which a source has given `number` rows.
+        """Return the row of the run that follows the `number`-th row of a source.
 
-        If the source never gives as many, returns the first row after the last that it gives.
+        If the source never has that many rows, returns the row that follows its last one.
         """
         if not self.shares[-1][source]:
             number = min(number, int(self._given[-1][source]))
