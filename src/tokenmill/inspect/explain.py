@@ -31,7 +31,7 @@ from tokenmill.store.documents import Document
 from tokenmill.store.tokens import Tokens
 from tokenmill.wording import brief
 
-TEXT_LENGTH = 80  # characters
+TEXT_LENGTH = 80  # characters of the beginning of a document, by default
 MOST_ROWS = 4_096  # rows explained by one call, which takes a second or two
 MOST_READS = 100  # rows listed for a token, even if a run has read it more often
 _READ_TOKENS = 1 << 20  # tokens read at once

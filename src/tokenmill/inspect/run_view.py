@@ -431,7 +431,7 @@ def _open_named(named: Sequence[NamedPath], options: Mapping[str, Any]) -> dict[
     datasets = {}
     for name, path, _ in named:
         dataset = open_dataset(path, **options)
-        if fraction and not (name and "val" in dataset.splits):  # as in `tokenmill train`
+        if fraction and not (name and "val" in dataset.splits):  # as `tokenmill train` does
             dataset = open_dataset(path, **options, val_fraction=fraction)
         datasets[name] = dataset
     return datasets
@@ -485,7 +485,7 @@ def _join(
         if changes:
             raise UsageError("`changes` is for mixtures. Name each dataset: NAME=PATH:WEIGHT.")
         return datasets[""][split]
-    # In the order of the weights: a mixture's rows depend on the order of its sources.
+    # Use the order of the weights, because a mixture's rows depend on the order of its sources.
     sources = {name: (datasets[name][split], weight) for name, weight in weights.items()}
     return Mixture(sources, changes=changes, block=block)
 

@@ -399,5 +399,5 @@ def _list_settings(dataset: Dataset) -> Iterator[tuple[str, str]]:
     if manifest.compression is not None:
         yield "compression", manifest.compression.name
     for name, value in manifest.settings.items():
-        if value is not None and name != "content":  # of an imported dataset: a hash of its tokens
+        if value is not None and name != "content":  # "content" hashes the imported tokens
             yield str(name)[:100], brief(value)[:_LONGEST]

@@ -37,7 +37,7 @@ def divide(
         found = list(blocks)
         yield np.concatenate(found) if found else np.empty(0, ENTRY)
         return
-    # A random factor, so that nobody can make keys that are all in one part.
+    # The factor is random, so that nobody can make keys that all fall into one part.
     factor = np.uint64(secrets.randbits(64) | 1)
     with explain_disk_errors(), tempfile.TemporaryDirectory(prefix="tokenmill-diff-") as name:
         folder = Path(name)

@@ -39,7 +39,7 @@ from tokenmill.storage.lock import FileLock
 
 NAME, FACTS_NAME = "words", "tokenmill_index.json"
 PIECE, OVERLAP = 4096, 192  # tokens
-HEAP = 128 << 20  # bytes
+HEAP = 128 << 20  # bytes of memory for tantivy's writer
 LONGEST = OVERLAP - EMPTY  # bytes of a searched text that are looked up
 MOST = 0.2  # share of the pieces beyond which scanning everything is faster
 _COMMIT = 1 << 14  # pieces to index between two commits

@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-LONGEST = 64  # bytes
+LONGEST = 64  # bytes of a word
 LONG = "\x01long"  # cannot occur in a text, because control characters separate words
 
 _WORD_BYTES = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

@@ -22,7 +22,7 @@ from tokenmill.inspect.spikes.suspects import Judge
 from tokenmill.order.permutation import derive_keys, make_key, permute
 from tokenmill.progress import Watcher
 
-SAMPLE = 10_000  # rows
+SAMPLE = 10_000  # rows of the sample
 REMOTE_SAMPLE = 200  # rows of data in an object store, where each may need a request
 MOST_SOURCES = 10
 _PIECE = 500  # rows to read at once

@@ -33,7 +33,7 @@ from tokenmill.wording import brief, count, counted
 Per = Literal["row", "step"]
 
 MOST_LINES = 1 << 24
-_LONGEST_LINE = 1 << 16  # bytes
+_LONGEST_LINE = 1 << 16  # bytes of a line, at most
 _PIECE = 1 << 20  # bytes to read at once
 _LARGEST = 1 << 40  # the largest step or row, and the most values
 _SAVE = "np.save(path, np.asarray(losses, np.float32))"

@@ -38,7 +38,7 @@ MOST_ROWS = 1024
 MOST_JUMPS = 256
 OWN = 8  # rows that a step needs for its own median to count as expected loss
 GAP = 4  # steps between two jumps that count as one
-_BLOCK = 1 << 20  # rows
+_BLOCK = 1 << 20  # rows read at once
 _LARGEST = 1e30  # a larger loss counts as infinite, so that sums and distances stay finite
 _MOST_NOT_FINITE = 16  # steps with NaN or infinite losses to list
 _MOST_LEVELS = 1 << 22
@@ -288,7 +288,8 @@ class Scan:
     infinities: int = 0
     not_finite: list[tuple[int, int, int]] = field(default_factory=list)
     stride: int = 1
-    # For every `stride` steps: the expected loss of a row, or of a step in a `StepCurve`, and the spread.
+    # One entry for every `stride` steps: the expected loss (of a row, or in a `StepCurve` of a step) and
+    # the spread.
     levels: Floats
 
     def judge(self, steps: Integers, losses: npt.NDArray[Any]) -> tuple[Floats, Floats]:

@@ -38,7 +38,7 @@ from tokenmill.progress import Watcher
 from tokenmill.store.documents import Document
 
 MOST_SUSPECTS = 64
-TEXT_LENGTH = 80  # characters
+TEXT_LENGTH = 80  # characters of the beginning of a document
 _MOST_READ = 8192  # rows of one document to examine, at most
 _MOST_COMPUTED = 1 << 25  # rows to compute; if a document needs more, only known high rows are used
 _MOST_REMOTE = 64  # rows to look up in an object store

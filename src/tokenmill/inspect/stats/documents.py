@@ -24,7 +24,7 @@ from tokenmill.store.tokens import Tokens
 BLOCK = 1 << 17  # documents read at once
 SHARES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 _BITS = 10  # bits of a length after its first 1; so lengths up to 2,047 are counted exactly
-_SHIFT = 52 - _BITS  # of a float64, whose bits after the sign are its exponent and these bits
+_SHIFT = 52 - _BITS  # moves away all bits of a float64 but its sign, its exponent and these bits
 _ONE = int(np.float64(1).view(np.int64)) >> _SHIFT
 
 Integers = npt.NDArray[np.int64]

@@ -59,7 +59,7 @@ class SpikeSearch:
     def __init__(self) -> None:
         self._lock = Lock()
         self._ready = Event()
-        self._rows = 0  # of the run when it was last searched
+        self._rows = 0  # rows of the run when it was last searched
         self._is_searching = False
         self._found: SpikeReport | None = None
 

@@ -178,6 +178,6 @@ def _sample_sources(documents: Documents) -> tuple[list[int], list[int]]:
 
 
 def _find_source(documents: Documents, number: int) -> int:
-    # Not through the map: touching one record of a mapped file may add 2 MB to the process's memory.
+    # Do not use the map: touching one record of a mapped file may add 2 MB to the process's memory.
     _, records = next(documents.read_records(number, block=1))
     return int(records[0]["source"])

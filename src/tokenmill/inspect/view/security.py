@@ -93,7 +93,7 @@ class Guard:
     ) -> None:
         self._app, self._token, self._refuse, self._public = app, token, refuse, public
         self._once = once
-        # The cookie is not the token, so a server on another port, which gets it, cannot learn that.
+        # The cookie is a hash: servers on other ports receive it, but cannot learn the token from it.
         self._secret = hashlib.sha256(f"tokenmill view {token}".encode()).hexdigest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

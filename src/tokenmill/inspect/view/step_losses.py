@@ -162,7 +162,7 @@ class StepLosses:
     ) -> None:
         self._read, self._phases, self._most = read, phases, most_buckets
         self._kept = bucket_steps(0, np.empty(0), 1)
-        # Complete ones, whose losses were read. The steps before the first phase are unknown.
+        # Count the complete steps whose losses were read. Those before the first phase are unknown.
         self.steps = self.first = phases[0].step
 
     def follow(self, rows: int) -> None:

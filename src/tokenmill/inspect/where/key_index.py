@@ -95,7 +95,7 @@ class KeyIndex:
     def search(self, low: int, high: int) -> Iterator[Entries]:
         """Yield the entries with keys from `low` to `high`, in order, some at a time."""
         firsts = self._directory["first"]
-        # An equal key may begin in the block before.
+        # Entries with an equal key may begin in the block before.
         first = max(0, int(firsts.searchsorted(np.uint64(low), "left")) - 1)
         last = int(firsts.searchsorted(np.uint64(high), "right"))
         with open_inside(self._folder, FILE_NAME) as file:
@@ -171,7 +171,7 @@ def _sort(
     """
     if total <= _SORTED:
         entries = np.concatenate([np.empty(0, ENTRY), *parts])
-        # Stable, so entries with equal keys stay ordered by their numbers.
+        # The sort is stable, so entries with equal keys stay ordered by their numbers.
         writer.write(entries[np.argsort(entries["key"], kind="stable")])
         if bits < 64:
             watcher.advance(entries.nbytes)
