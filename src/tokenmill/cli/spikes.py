@@ -53,7 +53,8 @@ def spikes(
     per
         Whether a loss in --losses belongs to a row or to a step, if the file does not say.
     first_step
-        Number that --losses gives to the first step of the run. By default, 0.
+        Number of the run's first step in the file of --losses: 0 (the default) if the file counts
+        steps from 0, or 1 if it counts from 1.
     data
         Data that was trained on: a dataset, or tokens in any format that tokenmill opens. For a
         mixture: --data web=DIR:0.7 --data code=DIR:0.3. With RUN, only if the data was moved.

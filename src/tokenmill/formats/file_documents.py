@@ -5,8 +5,8 @@ memory-mapped index. The documents of a row are found by binary search, so memor
 the number of documents. No document crosses from one file into the next.
 
 When the documents of a file are first used, one pass over its index checks that they are in order
-and cover the file from its first to its last token. An empty document has a number, and starts
-where the next document starts; `find_starts` returns such a start once.
+and cover the file from its first to its last token. An empty document has a number,
+and the same start as the next document; `find_starts` returns a start that is shared only once.
 """
 
 from __future__ import annotations

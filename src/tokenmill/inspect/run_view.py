@@ -509,7 +509,7 @@ def _check_tokens(folder: Path, there: RowIdentity, rows: RunRows) -> None:
         if source.tokens != len(tokens) or not is_same_data(source.fingerprint, tokens.identity):
             called = f"source {one_line(name)} of " if name else ""
             raise StateError(
-                f"The tokens of {called}{folder} are not those that it was trained on: expected "
+                f"The data of {called}the run {folder} has changed since the training: expected "
                 f"{source.tokens:,} tokens, found {len(tokens):,} with another fingerprint. Restore "
-                "the data, or name where it is now: `data=PATH`."
+                "the data, or say where it is now: `data=PATH`."
             )

@@ -109,7 +109,7 @@ class CheckShard:
     dtype: np.dtype[Any]
 
     def run(self, worker: Worker) -> bool:  # noqa: ARG002  the interface of tasks
-        """Return whether the shard is intact."""
+        """Read the shard's files, and return whether they match their sizes and checksums."""
         return is_intact(self.folder, self.shard, self.dtype)
 
 

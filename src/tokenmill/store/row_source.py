@@ -51,6 +51,9 @@ class RowSource(ABC):
         """Ask the system to read rows soon, without waiting. By default, does nothing."""
 
     def fetch(self, starts: Integers, length: int, is_stopped: Callable[[], bool]) -> None:
-        """Fetch rows into a cache, or else call `read_ahead`. Ends once `is_stopped` returns True."""
+        """Fetch rows into a cache. Ends once `is_stopped` returns True.
+
+        A source without a cache calls `read_ahead` instead.
+        """
         if not is_stopped():
             self.read_ahead(starts, length)

@@ -85,8 +85,9 @@ class Tokenizer(ABC):
     def decode(self, ids: Sequence[int] | npt.NDArray[Any]) -> str:
         """Return the text of some ids. Bytes that are not valid UTF-8 become U+FFFD.
 
-        Built-in tokenizers spell out special tokens. If you have a list of spellings, call
-        `id_arrays.spell`: it decodes in this way, and refuses ids outside the vocabulary.
+        Built-in tokenizers write special tokens as their text. If your tokenizer has a list of the
+        bytes of each id, implement this with `id_arrays.spell`, which also refuses ids outside
+        the vocabulary.
         """
 
     @abstractmethod

@@ -57,8 +57,8 @@ class Suspect:
     have a loss, and `high_rows` those of them that stand out. `epochs` counts the epochs in which it
     was read, and `high_epochs` those in which it stood out. `first_rows` and `first_steps` are the
     first rows that stand out, and their steps. `beside` is the index of a more suspicious document
-    that is in each of these rows, so that this one may be harmless. `text` is its beginning; None if
-    the tokenizer is unknown.
+    that is in all of this document's high rows; then this document may be harmless. `text` is the
+    beginning of this document, or None if the tokenizer is unknown.
     """
 
     source: str

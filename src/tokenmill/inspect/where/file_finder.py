@@ -78,9 +78,9 @@ class FileFinder:
         return None
 
     def find_other_file(self, what: str) -> Whereabouts | None:
-        """Find a record of a file that no dataset was made from, by comparing texts.
+        """Find documents with the text of a record of a file that is not an input of the dataset.
 
-        Returns None if there is no such file.
+        Returns None if the file does not exist.
         """
         place = SourcePlace(name=what)
         source = find_input(what)

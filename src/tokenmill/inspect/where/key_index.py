@@ -73,7 +73,7 @@ class KeyIndex:
             check_size(file, FILE_NAME, end + blocks * _DIRECTORY.itemsize)
             data = _read_at(file, end, blocks * _DIRECTORY.itemsize)
         if xxhash.xxh3_128_hexdigest(data) != receipt.directory:
-            raise DamagedFileError(FILE_NAME, "has a damaged directory", _CURE)
+            raise DamagedFileError(FILE_NAME, "has a damaged table of contents", _CURE)
         self._directory = np.frombuffer(data, _DIRECTORY)
 
     @classmethod
