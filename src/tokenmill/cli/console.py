@@ -97,8 +97,8 @@ def quote(text: str) -> str:
 
     Text that has such characters is quoted as $'…', which bash, zsh and ksh understand.
 
-    >>> quote("a b"), quote("it's")
-    ("'a b'", "'it'\"'\"'s'")
+    >>> quote("a.txt"), quote("a b")
+    ('a.txt', "'a b'")
     >>> print(quote("a\\x1b[m\\n'b'"))
     $'a\\x1b[m\\x0a\\'b\\''
     """

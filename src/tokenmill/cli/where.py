@@ -30,6 +30,7 @@ from tokenmill.store.documents import Document
 from tokenmill.wording import count, counted, one_line
 
 _TEXT = 200  # characters of a document to show
+_Part = FileContents | FoundDocument | Absence
 
 
 def where(
@@ -88,7 +89,7 @@ def where(
 
 
 def _show(found: Whereabouts) -> None:
-    parts = (*found.files, *found.documents, *found.absences)
+    parts: list[_Part] = [*found.files, *found.documents, *found.absences]
     if not parts:
         what_kind = {"key": "No document has this key", "text": "No document has this text"}
         show(f"{what_kind.get(found.kind, 'Nothing was found')}: {one_line(found.what)}")
@@ -252,14 +253,15 @@ def _show_next(found: Whereabouts, data: Sequence[str], options: str, run: Path 
         asked = " ".join(map(quote, [*data, found.what]))
         commands.append(f"tokenmill where {asked}{options} --run runs/NAME")
     if shown is None and not commands:
-        for missing in (*found.absences, *found.files)[:1]:
-            is_listed = isinstance(missing, Absence) and missing.reason == EXCLUDED
+        missing: list[_Part] = [*found.absences, *found.files]
+        for one in missing[:1]:
+            is_listed = isinstance(one, Absence) and one.reason == EXCLUDED
             command, show_list = ("exclude", " --list") if is_listed else ("info", "")
-            commands.append(f"tokenmill {command} {_type_path(missing, data)}{show_list}")
+            commands.append(f"tokenmill {command} {_type_path(one, data)}{show_list}")
     if commands:
         show_next(*commands)
 
 
-def _type_path(found: FoundDocument | Absence | FileContents, data: Sequence[str]) -> str:
+def _type_path(found: _Part, data: Sequence[str]) -> str:
     """Return the path of a dataset for a command: as the user typed it, if there is only one."""
     return typed(Path(data[0] if len(data) == 1 and not found.name else found.path))

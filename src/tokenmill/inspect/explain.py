@@ -265,7 +265,7 @@ def make_view(
     folder of a run has its own.
 
     >>> import tempfile
-    >>> file = Path(tempfile.mkdtemp()) / "ids.npy"
+    >>> file = f"{tempfile.mkdtemp()}/ids.npy"
     >>> np.save(file, np.arange(9))
     >>> make_view(file, run=None, settings={"seq_len": 1024}, opening={})
     Traceback (most recent call last):
