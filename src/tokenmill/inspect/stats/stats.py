@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -459,7 +460,23 @@ class _Computation:
                 text = self.tokenizer.decode([number])[:_LONGEST]
             except TokenizerError:  # a gap in the vocabulary
                 text = None
-        return TokenCount(id=number, count=times, share=times / total, text=text)
+        return TokenCount(
+            id=number, count=times, share=times / total, text=text, bytes=self._find_bytes(number)
+        )
+
+    def _find_bytes(self, number: int) -> str | None:
+        """Return the bytes of an id in hexadecimal if they are known, and not valid UTF-8."""
+        spelling = self._spellings[number] if number < len(self._spellings) else None
+        try:
+            (spelling or b"").decode()
+        except UnicodeDecodeError:
+            assert spelling is not None
+            return spelling[: _LONGEST // 3].hex(" ")
+        return None
+
+    @cached_property
+    def _spellings(self) -> Sequence[bytes | None]:
+        return () if self.tokenizer is None else self.tokenizer.spellings() or ()
 
 
 def _has_documents(tokens: Any) -> bool:
