@@ -155,10 +155,14 @@ class Dataset(Mapping[str, Tokens]):
                 lacks = f"has no tokens in its split {split!r}"
             cure = "Use one of these." if self else "Make the dataset again, from more text."
             if self.splits == ("train",):
-                make = "prepare TEXTS" if self.manifest is not None else f"import {self.path}"
+                make = (
+                    "tokenmill prepare TEXTS --out FOLDER --val-fraction 0.1"
+                    if self.manifest is not None
+                    else f"tokenmill import {self.path} --out FOLDER --val-fraction 0.1"
+                )
                 cure += (
-                    f" To hold out some data as val, run: tokenmill {make} --out FOLDER --val-fraction "
-                    "0.1, or in Python: tokenmill.open(path, val_fraction=0.1)."
+                    " To hold out some data as val, use tokenmill.open(path, val_fraction=0.1) in Python, "
+                    f"or run: {make}"
                 )
             raise DatasetError(f"{self.path} {lacks}. Splits with tokens: {there}. {cure}")
         if split not in self._tokens:

@@ -204,7 +204,7 @@ class OpenShard:
 
     def read(self, first: int, ids: npt.NDArray[Any]) -> None:
         """Fill `ids` with the ids from position `first` of the shard on."""
-        piece = memoryview(ids.view(np.uint8))
+        piece = ids.view(np.uint8).data
         self._shards._read_pieces(self._file, self._number, np.array([first]), [piece])
 
 

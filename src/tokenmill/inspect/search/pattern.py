@@ -233,7 +233,8 @@ class TextPattern:
         places = places[fits != 0]
         before = ids.take(places - 1, mode="clip")
         fits = anchor.left.take(ids.take(places)) & self._backward[:, 0].take(before)
-        return places[fits != 0]
+        kept: Integers = places[fits != 0]
+        return kept
 
     def _follow(self, ids: AnyIds, at: Integers, begins: Integers) -> Hits:
         """Return the occurrences in which the id at each place begins at that byte of the text."""
