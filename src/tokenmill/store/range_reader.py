@@ -5,8 +5,8 @@ or its disk fails, an error names the file; with a map, the process would be kil
 
 Costs: plain local files are read into buffers that are used again, so no memory is allocated and no
 pages are mapped. This takes 0.06 ns for a token of two bytes in the page cache. Through a map, it is
-0.08 ns: the page faults, and the request to read ahead, which also keeps other threads from running
-(`benchmarks/search.py`). The last file stays open. There is one buffer for each range that is in use.
+0.08 ns: the page faults, and the request to read ahead, which also keeps other threads from running.
+The last file stays open. There is one buffer for each range that is in use.
 """
 
 from __future__ import annotations

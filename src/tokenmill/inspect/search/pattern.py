@@ -8,8 +8,9 @@ ids are compared with the searched text in both directions, with one table looku
 assumed about how a tokenizer divides text, and nothing is estimated: the result is exact for any
 tokenizer whose text is the joined bytes of its ids.
 
-Costs: a comparison takes 0.15 ns per token and id, a table 0.65 ns per token, and following a place
-about 80 ns. All of it is native code during which other threads can run.
+Costs: a comparison takes 0.035 ns per token and id, and a table 0.27 ns per token. At each place
+found, the two neighbouring ids are looked at (20 ns), which decides on nearly all places; following
+the others takes about 30 ns. All of it is native code during which other threads can run.
 """
 
 from __future__ import annotations
@@ -209,6 +210,8 @@ class TextPattern:
         places = anchor.finder.find(ids[: stop + self.width])
         if len(places) > 8 * anchor.share * len(ids) + _SURPRISE:  # unlike the sample
             self._learn(ids)
+        if not len(places):
+            return
         places = self._thin(ids, places, anchor)
         numbers = anchor.ids.searchsorted(ids[places])
         counts = anchor.bounds[numbers + 1] - anchor.bounds[numbers]
