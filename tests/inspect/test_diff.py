@@ -251,6 +251,7 @@ def test_only_documents_decide_the_exit_status(tmp_path: Path, capsys: Any) -> N
     assert "The datasets have the same documents, but other settings.\n" in out
     shown = [line.split() for line in out.partition("Settings")[2].splitlines()]
     assert ["format", "tokenmill", "megatron"] in shown
+    assert "dtype" not in out  # both are uint16
     assert "none" not in out
 
 

@@ -405,7 +405,8 @@ def _list_settings(dataset: Dataset) -> Iterator[tuple[str, Any]]:
     if manifest.compression is not None:
         yield "compression", manifest.compression.name
     for name, value in manifest.settings.items():
-        if value is not None and name != "content":  # "content" hashes the imported tokens
+        # "content" hashes the imported tokens, and "dtype" may be "auto".
+        if value is not None and name not in ("content", "dtype"):
             yield str(name), value
 
 
