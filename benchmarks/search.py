@@ -1,7 +1,8 @@
 """Search tokens for text, against `grep -F` over the decoded text, and with an index of words.
 
 The data are GPT-2 ids of the Python installation's source code and of generated prose, with some
-text in other scripts. Both are read from the page cache. Each search runs several times in a row,
+text in other scripts; and, for the table of prose, of generated prose alone, where a token is more
+text. Both sides read from the page cache. Each search runs several times in a row,
 alternating with grep; the table has the fastest run of each. The number of occurrences is compared
 with grep's (`grep -c` counts lines, `grep -o` occurrences).
 
@@ -44,9 +45,11 @@ QUERIES = {
 RUNS = 7
 
 
-def make_data(folder: Path, size: int) -> None:
-    """Make a dataset in `folder/data`, and its decoded text in `folder/all.txt`."""
-    paths = make_corpus(folder / "texts", size)
+def make_data(folder: Path, size: int, kind: str = "mixed") -> None:
+    """Make a dataset in `folder/data`, and its decoded text in `folder/all.txt`, unless there is one."""
+    if (folder / "all.txt").exists():
+        return
+    paths = make_corpus(folder / "texts", size, kind)
     for number, path in enumerate(paths):
         data = path.read_bytes()
         middle = data.index(b"\n", len(data) // 2)
@@ -103,6 +106,13 @@ def measure_peak(data: Path, wanted: str) -> float:
     )
     command = [sys.executable, "-c", code, str(data), wanted]
     return float(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """Return the size of the text, and how many bytes of it a token is."""
+    size = (folder / "all.txt").stat().st_size
+    tokens = len(tokenmill.open(folder / "data")["train"])
+    return {"text_bytes": size, "bytes_per_token": round(size / tokens, 2)}
 
 
 def compare(folder: Path) -> list[dict[str, Any]]:
@@ -167,19 +177,19 @@ def compare_index(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, An
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--bytes", type=int, default=600_000_000)
+    parser.add_argument("--bytes", type=int, default=600_000_000, help="of each of the two texts")
     parser.add_argument("--folder", type=Path, help="keep the data here")
     parser.add_argument("--no-index", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
-        if not (folder / "all.txt").exists():
-            make_data(folder, args.bytes)
-        conditions = {"text_bytes": (folder / "all.txt").stat().st_size}
+        prose, small = folder / "prose", folder / "small"
+        make_data(folder, args.bytes)
+        make_data(prose, args.bytes, "prose")
+        make_data(small, args.bytes // 8)
+        conditions = describe(folder)
         record("search", conditions, compare(folder))
-        small = folder / "small"
-        if not (small / "all.txt").exists():
-            make_data(small, args.bytes // 8)
+        record("search-prose", describe(prose), compare(prose))
         memory = [
             {
                 "what": f"{(one / 'all.txt').stat().st_size / 1e6:,.0f} MB of text",

@@ -14,7 +14,7 @@ from search_oracle import SCRIPTS, expect, find_all, places
 import tokenmill
 from tokenmill.errors import DatasetError, TokenizerError, UsageError
 from tokenmill.inspect.search.matches import CONTEXT, Describer
-from tokenmill.inspect.search.pattern import CORE, TextPattern
+from tokenmill.inspect.search.pattern import CORE, IdFinder, TextPattern
 from tokenmill.inspect.search.scan import scan
 from tokenmill.inspect.search.search import count_matches, search
 from tokenmill.inspect.search.vocabulary import Vocabulary
@@ -314,6 +314,17 @@ def test_matches_come_before_everything_is_read(tmp_path):
     assert next(matches).token == 0
     with pytest.raises(DatasetError, match="shard_00004"):
         list(matches)
+
+
+@pytest.mark.parametrize("share", [0, 1e-5, 1e-4, 1e-3, 1e-2, 0.5])
+def test_all_places_of_ids_are_found_however_many_there_are(share):
+    rng = np.random.default_rng(7)
+    ids = rng.integers(0, 1000, 400_003).astype(np.uint16)
+    ids[rng.random(len(ids)) < share] = 2000
+    ids[: len(ids) // 2][rng.random(len(ids) // 2) < share / 50] = 2001
+    for wanted in ([2000], [2000, 2001], [2001, *range(3000, 3030)]):
+        found = IdFinder(np.array(wanted), 1 << 16).find(ids)
+        assert np.array_equal(found, np.flatnonzero(np.isin(ids, wanted)))
 
 
 def test_a_change_of_the_data_changes_the_anchor():

@@ -33,8 +33,8 @@ def diff(
     """Compare the documents of two datasets: removed, added, and moved to another split.
 
     Documents are compared by the keys of their texts, so shards, order and workers do not matter.
-    The exit status is 0 if both have the same documents in the same splits, made with the same
-    tokenizer; 1 if not; and 2 if they cannot be compared.
+    Settings are shown if they differ, but do not count as a difference. The exit status is 0 if both
+    have the same documents in the same splits, 1 if not, and 2 after an error.
 
     Parameters
     ----------
@@ -129,8 +129,21 @@ def _show(found: Difference, top: int) -> None:
                 for example in chosen
             ]
             show_table(f"Examples: {kind}", ("split", "", "tokens", ""), rows)
+    show(f"\n{_conclude(found)}")
+
+
+def _conclude(found: Difference) -> str:
     if found.is_same:
-        show("\nThe datasets have the same documents.")
+        other = ", but other settings" if found.settings else ""
+        return f"The datasets have the same documents{other}."
+    numbers = {
+        "removed": found.removed.documents,
+        "added": found.added.documents,
+        "moved to another split": found.moved_documents,
+    }
+    parts = [f"{count(number)} {what}" for what, number in numbers.items() if number]
+    whole = sum(numbers.values())
+    return f"The datasets differ in {counted(whole, 'document')}: {', '.join(parts)}."
 
 
 def _place(example: Example) -> str:

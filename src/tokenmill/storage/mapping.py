@@ -140,16 +140,6 @@ def read_ahead(ids: npt.NDArray[Any], first: int, stop: int) -> None:
             mapped.madvise(mmap.MADV_WILLNEED, place, min(_AHEAD, end - place))
 
 
-def release(ids: npt.NDArray[Any]) -> None:
-    """Drop the pages of part of a mapped file from this process's memory, after reading it once.
-
-    They stay in the system's cache, and can still be read: they then come back.
-    """
-    if (found := _find_range(ids, 0, len(ids))) is not None:
-        mapped, start, end = found
-        mapped.madvise(mmap.MADV_DONTNEED, start, end - start)
-
-
 def _find_range(ids: npt.NDArray[Any], first: int, stop: int) -> tuple[Any, int, int] | None:
     """Return the map that holds elements [first, stop), and the range of its pages; None if no map does."""
     whole = ids

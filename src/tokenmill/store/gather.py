@@ -89,15 +89,6 @@ class Gatherer(RowSource):
             done += len(part)
             shard, first = shard + 1, 0
 
-    def view(self, start: int, stop: int) -> npt.NDArray[Any] | None:
-        """Return the tokens [start, stop) as part of a map; None if they are not in one map."""
-        shard, first = self.locate(start)
-        if self._shards.kept is not None or first + stop - start > self.counts[shard]:
-            return None
-        mapped = self._map(shard).ids
-        mapping.read_ahead(mapped, first, first + stop - start)
-        return mapped[first : first + stop - start]
-
     def find_rows(self, starts: Integers, length: int) -> RowReader:
         """Return a function that reads rows. Row n is the tokens [starts[n], starts[n] + length).
 

@@ -151,18 +151,29 @@ class FileShards:
         between: Callable[[], None] | None,
     ) -> None:
         """Read rows of a shard: see the function `read_rows` of this module."""
-        name, offset, width = self.names[number], int(self.offsets[number]), self.dtype.itemsize
-        memory, size = rows.data.cast("B"), rows.shape[1] * width
-        starts = (offset + firsts * width).tolist()
+        memory, size = rows.data.cast("B"), rows.shape[1] * self.dtype.itemsize
         pieces = [memory[place * size : (place + 1) * size] for place in places.tolist()]
         with self._open(number) as file:
-            try:
-                if not read_pieces(file, starts, pieces, between):
-                    # It was truncated since its size was checked.
-                    check_size(file, name, int(self.sizes[number]), foreign=self.foreign)
-                    raise DamagedFileError(name, "was changed while it was read")
-            except OSError as error:  # the disk is failing
-                raise cannot_read(name, self.folder, error, FOREIGN_CURE) from error
+            self._read_pieces(file, number, firsts, pieces, between)
+
+    def _read_pieces(
+        self,
+        file: BinaryIO,
+        number: int,
+        firsts: Integers,
+        pieces: Sequence[memoryview],
+        between: Callable[[], None] | None = None,
+    ) -> None:
+        """Fill `pieces[n]` with the ids of an open shard from position `firsts[n]` on."""
+        name = self.names[number]
+        starts = (int(self.offsets[number]) + firsts * self.dtype.itemsize).tolist()
+        try:
+            if not read_pieces(file, starts, pieces, between):
+                # It was truncated since its size was checked.
+                check_size(file, name, int(self.sizes[number]), foreign=self.foreign)
+                raise DamagedFileError(name, "was changed while it was read")
+        except OSError as error:  # the disk is failing
+            raise cannot_read(name, self.folder, error, FOREIGN_CURE) from error
 
     def _open(self, number: int) -> BinaryIO:
         name = self.names[number]
@@ -175,6 +186,26 @@ class FileShards:
             file.close()
             raise
         return file
+
+
+class OpenShard:
+    """A shard whose file stays open, to read many ranges of it. Threads may share it.
+
+    The file is closed when the last reference to this object is gone.
+    """
+
+    def __init__(self, shards: FileShards, number: int) -> None:
+        self._shards, self._number = shards, number
+        self._file = shards._open(number)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+
+    def read(self, first: int, ids: npt.NDArray[Any]) -> None:
+        """Fill `ids` with the ids from position `first` of the shard on."""
+        piece = ids.view(np.uint8).data
+        self._shards._read_pieces(self._file, self._number, np.array([first]), [piece])
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ may share a `Tokens`; a pickle contains no maps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import Any, overload
 
@@ -25,13 +25,13 @@ import xxhash
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.html import render
 from tokenmill.storage.cache import PieceCache
-from tokenmill.storage.mapping import release
 from tokenmill.store.cached_rows import CachedRows
 from tokenmill.store.casting import cast, cast_rows
 from tokenmill.store.documents import DocumentTable, inside
 from tokenmill.store.file_rows import FileRows, copy_range
 from tokenmill.store.frame_rows import FrameRows, find_stored
 from tokenmill.store.gather import PIECE, Gatherer
+from tokenmill.store.range_reader import RangeReader
 from tokenmill.store.row_source import RowReader, RowSource
 from tokenmill.store.shards import ArrayShard, JoinedShards, Shards, are_files, find_object_folder
 
@@ -166,24 +166,19 @@ class Tokens:
             copy_range(self._shards, self._gatherer.counts, *self.locate(start), ids)
         return ids
 
-    @contextmanager
-    def viewing(self, start: int, stop: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield the tokens [start, stop) to be read once, without a copy if they are mapped.
+    def viewer(self) -> Callable[[int, int], AbstractContextManager[npt.NDArray[Any]]]:
+        """Return a function for reading many ranges: `view(start, stop)` yields these tokens.
 
-        At the end of the `with` block, their memory is released.
+        They must not be used after the `with` block, because their memory is used again.
 
-        >>> with Tokens.of([5, 6, 7]).viewing(1, 3) as ids:
+        >>> view = Tokens.of([5, 6, 7]).viewer()
+        >>> with view(1, 3) as ids:
         ...     ids
         array([6, 7])
         """
-        view = None
-        if isinstance(self._gatherer, Gatherer) and 0 <= start < stop <= len(self):
-            view = self._gatherer.view(start, stop)
-        try:
-            yield self.read(start, stop) if view is None else view
-        finally:
-            if view is not None:
-                release(view)
+        if isinstance(self._gatherer, Gatherer) and are_files(self._shards):
+            return RangeReader(self._shards, self._gatherer).view
+        return lambda start, stop: nullcontext(self.read(start, stop))
 
     def __iter__(self) -> Iterator[int]:
         for start in range(0, len(self), PIECE):

@@ -53,6 +53,8 @@ def scan(
     """
     chunk = chunk or (REMOTE_CHUNK if tokens.is_remote else CHUNK)
 
+    view = tokens.viewer()
+
     def search(low: int, high: int) -> Iterable[Found]:
         start = max(low - MARGIN, 0)
 
@@ -61,7 +63,7 @@ def scan(
             for hits in pattern.find(ids[low - start :], high - low):
                 yield keep_within_documents(tokens, hits.moved(low), ids, start)
 
-        with tokens.viewing(start, min(high + pattern.width + MARGIN, len(tokens))) as ids:
+        with view(start, min(high + pattern.width + MARGIN, len(tokens))) as ids:
             blocks = list(islice(find(ids), 2))
             if not any(map(len, blocks)) and len(blocks) < 2:
                 return ()

@@ -56,6 +56,33 @@ class Vocabulary:
         return _LOWER[self.flat]
 
     @cached_property
+    def _is_first(self) -> npt.NDArray[np.bool_]:
+        """For each byte of `flat`: whether it is the first of an id that has a spelling."""
+        firsts = np.zeros(len(self.flat), bool)
+        firsts[self.starts[:-1][self.known & (self.lengths > 0)]] = True
+        return firsts
+
+    @cached_property
+    def _is_inner(self) -> npt.NDArray[np.bool_]:
+        """For each byte of `flat`: whether it is another byte of an id that has a spelling."""
+        return np.repeat(self.known, self.lengths) & ~self._is_first
+
+    def find_byte(
+        self, byte: int, flat: npt.NDArray[np.uint8], *, first: bool
+    ) -> tuple[Integers, Integers]:
+        """Return the ids with a byte, and the place of the byte in each: the first, or any other.
+
+        `flat` is `self.flat` or `self.lower`. An id can occur several times.
+
+        >>> vocabulary = Vocabulary([b"to", b" to", b"otto"])
+        >>> [ids.tolist() for ids in vocabulary.find_byte(ord("o"), vocabulary.flat, first=False)]
+        [[0, 1, 2], [1, 2, 3]]
+        """
+        found = np.flatnonzero((flat == byte) & (self._is_first if first else self._is_inner))
+        ids = self.starts.searchsorted(found, "right") - 1
+        return ids, found - self.starts[ids]
+
+    @cached_property
     def longest(self) -> int:
         """The number of bytes of the longest id."""
         return int(self.lengths.max())
