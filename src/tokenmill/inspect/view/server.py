@@ -113,9 +113,14 @@ def open_all(
             name = str(folder)
         views[name] = _open_run(folder, given)
     if not named and not views:
-        raise UsageError("`data` is empty. Give a dataset, or the folder of a run with `runs`.")
+        raise UsageError(
+            "there is nothing to show. Name a dataset, or the folder of a run: tokenmill view DATA, "
+            "or tokenmill view --run RUN"
+        )
     if not named:
-        return dict(next(iter(views.values())).datasets), views
+        # Pages show the data as it is on disk, and what a run held out as held out.
+        opened = next(iter(views.values())).datasets
+        return {name: one.without_held_out() for name, one in opened.items()}, views
     # Open remote datasets without a cache, since only a few tokens are read.
     options = {"cache_bytes": 0, **opening}
     return {one.name: open_dataset(one.path, **options) for one in named}, views
