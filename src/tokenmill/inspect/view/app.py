@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenmillError, UsageError, lacks_memory
 from tokenmill.inspect.run_view import RunView
-from tokenmill.inspect.view import batches, documents, listing, overview, runs, search
+from tokenmill.inspect.view import batches, documents, dropped, listing, overview, runs, search
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.rendering import Templates
 from tokenmill.inspect.view.security import Application, Guard, Refusal
@@ -48,6 +48,7 @@ MAPPED = 64 << 20  # bytes of mapped files in memory, above which the maps are r
 STATIC = "/static/"
 ROUTES: Routes = (
     *overview.ROUTES,
+    *dropped.ROUTES,
     *listing.ROUTES,
     *documents.ROUTES,
     *batches.ROUTES,
@@ -62,10 +63,12 @@ def make_app(
     run_views: Mapping[str, RunView],
     token: str,
     *,
+    weights: Mapping[str, float] | None = None,
     once: str = "",
 ) -> Application:
     """Return the application for some datasets and runs, by name; one dataset has the name "".
 
+    `weights` are those of the mixture of the datasets, for batches without a run.
     Requests need `token`, or for one request `once`: see `security`.
     """
     from starlette.applications import Starlette
@@ -73,7 +76,12 @@ def make_app(
     from starlette.routing import Route
 
     known = {"": datasets} if isinstance(datasets, Dataset) else dict(datasets)
-    viewer = Viewer(datasets=known, runs=dict(run_views), statistics=StatisticsWork(known))
+    viewer = Viewer(
+        datasets=known,
+        runs=dict(run_views),
+        weights=dict(weights or {}),
+        statistics=StatisticsWork(known),
+    )
     templates = Templates(names={"viewer": viewer})
     run_page = _make_runner()
     warm_up = Thread(target=_warm_up, args=(viewer,), daemon=True)
@@ -101,7 +109,7 @@ def make_app(
                 try:
                     found = show(viewer, query)
                     if isinstance(found, Page):
-                        html = templates.render(found, data=query.text("data"))
+                        html = templates.render(found, data=viewer.name_data(query))
                         return _make_html(html, found.status)
                 except Exception as error:
                     found = explain(error)

@@ -3,7 +3,8 @@
 Guarantees: a page reads at most `PAGE_ROWS` rows, and shows at most `FOLDED` tokens of each, or
 `OPEN` tokens of one that is unfolded, whatever the size of a batch. With a run, the rows of any step
 are those that it trained on, and inputs that the run masked or rearranged are shown as the model saw
-them. Without a run, the user enters the settings of the loader in a form.
+them. Without a run, the user enters the settings of the loader in a form. Several datasets are read
+as a mixture, or one of them alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import UsageError
-from tokenmill.inspect.run_view import Phase, Place, RowSpan, RunView
+from tokenmill.inspect.run_view import Place, RowSpan, RunView, view_datasets
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.row_map import Bar, draw_map
 from tokenmill.inspect.view.row_parts import RowDocuments, describe_document, find_row_documents
@@ -26,8 +27,14 @@ from tokenmill.inspect.view.row_pieces import Part, RowPiece, cut_pieces
 from tokenmill.inspect.view.run_curves import read_run_config
 from tokenmill.inspect.view.run_spikes import link_document
 from tokenmill.inspect.view.spelling import find_speller
-from tokenmill.inspect.view.viewer import MissingPageError, Page, Routes, Viewer, make_link
-from tokenmill.load.rows import RunRows
+from tokenmill.inspect.view.viewer import (
+    MissingPageError,
+    Page,
+    Routes,
+    Viewer,
+    make_link,
+    order_splits,
+)
 from tokenmill.load.settings import RowSettings
 from tokenmill.load.state import MOST_ROWS
 from tokenmill.order.rows import Kind
@@ -47,6 +54,7 @@ _MOST_PARTS = 1000  # documents of a row to draw
 _MOST_LISTED = 12  # documents of a row to list
 _MOST_MEAN_ROWS = 1 << 22
 _ORDERS: tuple[Kind, ...] = ("shuffled", "sequential", "blocks", "random")
+MIXTURE = "=mixture"  # the value of `data` for all datasets together; no name contains "="
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +186,8 @@ def show_batches(viewer: Viewer, query: Query) -> Page:
             "orders": _ORDERS,
             "heats": HEATS,
             "page_rows": PAGE_ROWS,
+            "mixture": _describe_mixture(viewer),
+            "mixture_value": MIXTURE,
             "counts": view.rows.counts(batch.stop) if len(view.rows.names) > 1 else {},
         },
     )
@@ -188,8 +198,11 @@ def _choose_view(viewer: Viewer, query: Query) -> tuple[str, RunView, dict[str, 
     if viewer.runs and query.text("run") != "-":
         name, view = viewer.choose_run(query)
         return name, view, {}
-    name, dataset = viewer.choose_dataset(query)
-    split = viewer.choose_split(query, dataset)
+    if len(viewer.weights) > 1 and query.text("data") in ("", MIXTURE):
+        name, split = MIXTURE, _choose_common_split(viewer, query)
+    else:
+        name, dataset = viewer.choose_dataset(query)
+        split = viewer.choose_split(query, dataset)
     loader = {
         "data": name,
         "split": split,
@@ -199,25 +212,35 @@ def _choose_view(viewer: Viewer, query: Query) -> tuple[str, RunView, dict[str, 
         "seed": str(query.number("seed", 0, low=-(1 << 62))),
         "order": query.choice("order", _ORDERS),
     }
-    return "", open_view(viewer, dataset, loader), loader
+    return "", open_view(viewer, loader), loader
 
 
-def open_view(viewer: Viewer, dataset: Dataset, loader: dict[str, str]) -> RunView:
-    """Return how a loader with these settings reads a dataset; the last few are kept."""
+def _choose_common_split(viewer: Viewer, query: Query) -> str:
+    """Return the split that `split=NAME` chooses among those that all datasets have."""
+    first, *others = viewer.datasets.values()
+    common = [one for one in order_splits(first) if all(one in other for other in others)]
+    if not common:
+        raise MissingPageError("The datasets have no split in common. Choose one with data=NAME.")
+    return query.choice("split", common)
+
+
+def open_view(viewer: Viewer, loader: dict[str, str]) -> RunView:
+    """Return how a loader with these settings reads its data; the last few are kept."""
     key = ("loader", *loader.values())
     kept: RunView | None = viewer.kept.get(key)
     if kept is None:
-        ranks = int(loader["world_size"])
         settings = RowSettings(
             seq_len=int(loader["seq_len"]),
             seed=int(loader["seed"]),
             order=cast(Kind, loader["order"]),
         )
-        batch_rows = int(loader["batch_size"]) * ranks
-        kept = RunView(
-            datasets={"": dataset},
-            rows=RunRows(dataset[loader["split"]], settings),
-            phases=[Phase(step=0, row=0, batch_rows=batch_rows, world_size=ranks)],
+        is_mixture = loader["data"] == MIXTURE
+        kept = view_datasets(
+            viewer.datasets if is_mixture else {"": viewer.datasets[loader["data"]]},
+            viewer.weights if is_mixture else {"": 1.0},
+            settings,
+            batch_size=int(loader["batch_size"]),
+            world_size=int(loader["world_size"]),
             split=loader["split"],
         )
         for old in [one for one in list(viewer.kept) if one[0] == "loader"][:-8]:
@@ -292,7 +315,7 @@ def _show_rows(
                     most=most,
                 ),
                 parts=parts,
-                documents=_list_documents(viewer, view, span.source, found, parts),
+                documents=_list_documents(viewer, view, settings, span.source, found, parts),
                 more_documents=max(0, found.count - _MOST_LISTED),
                 hidden_tokens=max(0, length - most),
                 is_open=is_open,
@@ -327,17 +350,23 @@ def _find_heats(losses: Floats) -> Integers:
 
 
 def _list_documents(
-    viewer: Viewer, view: RunView, source: str, found: RowDocuments, parts: Sequence[Part]
+    viewer: Viewer,
+    view: RunView,
+    settings: Settings,
+    source: str,
+    found: RowDocuments,
+    parts: Sequence[Part],
 ) -> list[ShownDocument]:
     """Return the first documents of a row, with links to their pages."""
     documents = view.tokens(source).documents
+    data = source or settings.loader.get("data", "")
     shown = []
     for n, part in enumerate(parts[:_MOST_LISTED]):
         document = documents[found.numbers[n]] if documents is not None else None
         shown.append(
             ShownDocument(
                 name=one_line(describe_document(document)) if document else "text",
-                link=link_document(viewer, source, document) if document else None,
+                link=link_document(viewer, data, document) if document else None,
                 colour=part.colour,
                 tokens=part.stop - part.start,
                 whole=document.length if document else None,
@@ -345,6 +374,12 @@ def _list_documents(
             )
         )
     return shown
+
+
+def _describe_mixture(viewer: Viewer) -> str:
+    """Return the weights of the mixture in words; "" if none were given."""
+    weights = viewer.weights if len(viewer.weights) > 1 else {}
+    return ", ".join(f"{one_line(name)} {weight:g}" for name, weight in weights.items())
 
 
 def _describe_inputs(config: Config | None) -> list[str]:

@@ -23,6 +23,7 @@ from tokenmill.inspect.view.viewer import (
     Routes,
     Viewer,
     make_link,
+    find_next_split,
     read_tokens,
 )
 from tokenmill.store.documents import Document, DocumentTable
@@ -62,9 +63,11 @@ def show_documents(viewer: Viewer, query: Query) -> Page:
         found = _find_by_text(dataset, documents, wanted, text, split, first)
     else:
         found = find_documents(documents, wanted, first=first, limit=PAGE, by_order=by_order)
+    next_split = find_next_split(query, dataset, split)
     given = {
         "data": name,
         "split": split,
+        "splits": query.text("splits"),
         "source": source,
         "least": wanted.least,
         "most": wanted.most,
@@ -90,7 +93,11 @@ def show_documents(viewer: Viewer, query: Query) -> Page:
             "is_filtered": is_filtered,
             "source": source,
             "given": given,
-            "next_link": _link(given, found.next),
+            "next_link": _link(given, found.next)
+            if found.next is not None or next_split is None
+            else _link({**given, "split": next_split}, 0),
+            "next_split": next_split if found.next is None else None,
+            "is_all": query.text("splits") == "all",
             "before_link": None if is_filtered or not first else _link(given, max(0, first - PAGE)),
             "start_link": _link(given, 0) if first else None,
             "all_link": make_link("/documents", data=name, split=split) if is_filtered else None,
@@ -115,6 +122,8 @@ def show_listed(dataset: Dataset, split: str, numbers: Sequence[int]) -> Page:
             "entries": [describe(tokens, documents[n], find_speller(dataset)) for n in numbers],
             "found": Found(numbers=tuple(numbers), first=0, last=len(documents), next=None),
             "is_filtered": True,
+            "is_all": False,
+            "next_link": None,
         },
     )
 

@@ -65,8 +65,8 @@ tokenmill prepare TEXTS --out no/such/folder
         Options of `tokenmill.open`, such as `tokenizer`.
     """
     check_libraries()
-    datasets, views = open_all(data, runs, opening)
-    serve(datasets, views, port=port, browser=browser, announce=announce)
+    datasets, views, weights = open_all(data, runs, opening)
+    serve(datasets, views, weights=weights, port=port, browser=browser, announce=announce)
 
 
 def export(
@@ -87,7 +87,7 @@ def export(
     check_libraries()
     from tokenmill.inspect.view import export as exporting
 
-    datasets, _ = open_all(data, (), opening)
+    datasets, _, _ = open_all(data, (), opening)
     if len(datasets) > 1:
         raise UsageError("only one dataset can be exported at a time. Name one dataset.")
     (dataset,) = datasets.values()
@@ -102,8 +102,11 @@ def export(
 
 def open_all(
     data: AnyPath | Sequence[AnyPath], runs: Sequence[AnyPath], opening: Mapping[str, Any]
-) -> tuple[dict[str, Dataset], dict[str, RunView]]:
-    """Open the datasets and runs by name. Without `data`, the datasets are those of the first run."""
+) -> tuple[dict[str, Dataset], dict[str, RunView], dict[str, float]]:
+    """Open the datasets and runs by name, and return them with the weights of the datasets.
+
+    Without `data`, the datasets are those of the first run, and there are no weights.
+    """
     given = [data] if isinstance(data, (str, os.PathLike)) else list(data)
     named = parse_named(given)
     views: dict[str, RunView] = {}
@@ -120,10 +123,11 @@ def open_all(
     if not named:
         # Pages show the data as it is on disk, and what a run held out as held out.
         opened = next(iter(views.values())).datasets
-        return {name: one.without_held_out() for name, one in opened.items()}, views
+        return {name: one.without_held_out() for name, one in opened.items()}, views, {}
     # Open remote datasets without a cache, since only a few tokens are read.
     options = {"cache_bytes": 0, **opening}
-    return {one.name: open_dataset(one.path, **options) for one in named}, views
+    datasets = {one.name: open_dataset(one.path, **options) for one in named}
+    return datasets, views, {one.name: one.weight for one in named}
 
 
 def _open_run(folder: AnyPath, data: Sequence[AnyPath]) -> RunView:
@@ -139,6 +143,7 @@ def serve(
     datasets: Dataset | Mapping[str, Dataset],
     runs: Mapping[str, RunView],
     *,
+    weights: Mapping[str, float] | None = None,
     port: int | None = None,
     browser: bool = True,
     announce: Callable[[str], None] = print,
@@ -155,7 +160,7 @@ def serve(
     token, once = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
     number = listener.getsockname()[1]
     address = f"http://{HOST}:{number}/?{TOKEN_NAME}="
-    app = make_app(datasets, runs, token, once=once if browser else "")
+    app = make_app(datasets, runs, token, weights=weights, once=once if browser else "")
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
