@@ -30,7 +30,6 @@ from tokenmill.inspect.view.spelling import find_speller
 from tokenmill.inspect.view.viewer import (
     MissingPageError,
     Page,
-    Routes,
     Viewer,
     make_link,
     order_splits,
@@ -397,6 +396,3 @@ def _describe_inputs(config: Config | None) -> list[str]:
             f"{config.fim_fraction:.0%} of the rows are rearranged for fill-in-the-middle."
         )
     return notes
-
-
-ROUTES: Routes = (("/batches", show_batches),)

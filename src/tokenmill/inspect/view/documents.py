@@ -19,7 +19,6 @@ from tokenmill.inspect.view.spelling import find_speller
 from tokenmill.inspect.view.viewer import (
     MissingPageError,
     Page,
-    Routes,
     Viewer,
     make_link,
     read_tokens,
@@ -183,8 +182,3 @@ def _describe_read(run: RunView, row: int) -> Read:
         epoch=place.epoch,
         loss=None if np.isnan(loss) else loss,
     )
-
-
-ROUTES: Routes = (("/document/{number}", show_document),)
-
-__all__ = ["ROUTES", "show_document"]

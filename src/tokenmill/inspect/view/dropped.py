@@ -13,7 +13,7 @@ from typing import Any
 from tokenmill.dataset.opening import Dataset
 from tokenmill.inspect.view.overview import describe_once
 from tokenmill.inspect.view.query import Query
-from tokenmill.inspect.view.viewer import Page, Routes, Viewer
+from tokenmill.inspect.view.viewer import Page, Viewer
 from tokenmill.preparation.folder import EXCLUDED_NAME, REJECTED_NAME
 from tokenmill.storage.decoding import parse_json
 from tokenmill.storage.reading import DamagedFileError, open_inside
@@ -93,6 +93,3 @@ def _describe(line: bytes) -> Example | None:
         place=", ".join(places).replace("offset", "byte"),
         reason=str(entry.get("reason", entry.get("key", ""))),
     )
-
-
-ROUTES: Routes = (("/dropped", show_dropped),)

@@ -20,10 +20,9 @@ from tokenmill.inspect.view.spelling import Speller, find_speller
 from tokenmill.inspect.view.viewer import (
     MissingPageError,
     Page,
-    Routes,
     Viewer,
-    make_link,
     find_next_split,
+    make_link,
     read_tokens,
 )
 from tokenmill.store.documents import Document, DocumentTable
@@ -218,8 +217,3 @@ def _find_sources(dataset: Dataset, name: str) -> tuple[int, ...]:
 
 def _link(given: dict[str, Any], first: int | None) -> str | None:
     return None if first is None else make_link("/documents", **given, first=first or None)
-
-
-ROUTES: Routes = (("/documents", show_documents),)
-
-__all__ = ["ROUTES", "Entry", "Found", "describe", "get_documents", "show_documents"]

@@ -16,7 +16,7 @@ from tokenmill.inspect.info import Info, describe_dataset
 from tokenmill.inspect.stats.result import Statistics
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.rendering import list_parts
-from tokenmill.inspect.view.viewer import Data, Page, Routes, Viewer
+from tokenmill.inspect.view.viewer import Data, Page, Viewer
 from tokenmill.inspect.view.work import Progress
 from tokenmill.wording import count, one_line
 
@@ -113,7 +113,9 @@ def list_fates(info: Info) -> Iterator[Fate]:
         zip(parts, bars, strict=True)
     ):
         kind = "p0" if number == 0 else ("p1" if number % 2 else "p2")
-        yield Fate(number=number, name=name, kind=kind, documents=documents, bytes=size, x=x, width=width)
+        yield Fate(
+            number=number, name=name, kind=kind, documents=documents, bytes=size, x=x, width=width
+        )
 
 
 def list_columns(statistics: Statistics | None) -> list[Column]:
@@ -150,6 +152,3 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, st
         elif value is not None and value not in ([], ""):
             rows.append((f"{prefix}{name}", count(value) if isinstance(value, int) else str(value)))
     return rows
-
-
-ROUTES: Routes = (("/", show_overview), ("/statistics", show_progress))

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenmill.inspect.view.charts import Series, draw_chart
+from tokenmill.inspect.view.file_losses import FileLosses
 from tokenmill.inspect.view.loss_charts import WINDOWS, LossCharts, Shown, list_points
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.run_curves import RunCurves
-from tokenmill.inspect.view.file_losses import FileLosses
 from tokenmill.inspect.view.run_spikes import (
     Findings,
     ShownRow,
@@ -23,7 +23,7 @@ from tokenmill.inspect.view.run_spikes import (
     list_spikes,
     make_marks,
 )
-from tokenmill.inspect.view.viewer import Data, Page, Routes, Viewer, make_link
+from tokenmill.inspect.view.viewer import Data, Page, Viewer, make_link
 from tokenmill.wording import counted, one_line
 
 
@@ -200,10 +200,3 @@ def _describe(charts: LossCharts) -> str:
         val_loss = f", validation loss {val[-1]:.4g}" if val else ""
         parts.append(f"{one_line(run.name)}: {counted(run.steps, 'step')}{loss}{val_loss}")
     return f"Loss by step. {'; '.join(parts) or 'No run is shown'}."
-
-
-ROUTES: Routes = (
-    ("/runs", show_runs),
-    ("/runs/charts", show_charts),
-    ("/runs/points", show_points),
-)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenmill.inspect.view.finding import Wanted, find_matches
 from tokenmill.inspect.view.query import Query
-from tokenmill.inspect.view.viewer import Page, Routes, Viewer, find_next_split, make_link
+from tokenmill.inspect.view.viewer import Page, Viewer, find_next_split, make_link
 
 PAGE = 50  # matches of a page
 
@@ -49,6 +49,3 @@ def show_search(viewer: Viewer, query: Query) -> Page:
             "start_link": make_link("/search", **given) if first else None,
         },
     )
-
-
-ROUTES: Routes = (("/search", show_search),)

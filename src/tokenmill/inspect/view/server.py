@@ -13,16 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.dataset.named import parse_named
 from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.dataset.paths import AnyPath
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.inspect.run_view import RunView, open_run
 from tokenmill.inspect.view.security import TOKEN_NAME, Application
 from tokenmill.progress import Watcher
+
+if TYPE_CHECKING:
+    from tokenmill.inspect.run_view import RunView
 
 HOST = "127.0.0.1"
 PORT = 8765
@@ -131,6 +133,8 @@ def open_all(
 
 
 def _open_run(folder: AnyPath, data: Sequence[AnyPath]) -> RunView:
+    from tokenmill.inspect.run_view import open_run
+
     try:
         return open_run(folder)
     except TokenmillError:
@@ -179,8 +183,12 @@ def _configure(app: Application) -> Any:
 
     return uvicorn.Config(
         app,
+        log_config=None,
         log_level="error",
         access_log=False,
+        # These need no search for other libraries, and the limits below are those of h11.
+        loop="asyncio",
+        http="h11",
         lifespan="off",
         ws="none",
         server_header=False,

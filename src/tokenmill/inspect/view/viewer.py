@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import UsageError
-from tokenmill.inspect.run_view import RunView
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.work import StatisticsWork
 from tokenmill.store.tokens import Tokens
+
+if TYPE_CHECKING:
+    from tokenmill.inspect.run_view import RunView
 
 
 class MissingPageError(UsageError):
@@ -115,7 +117,6 @@ def read_tokens(dataset: Dataset, split: str) -> Tokens:
 
 
 PageFunction = Callable[[Viewer, Query], "Page | Data"]
-Routes = tuple[tuple[str, PageFunction], ...]
 
 
 def make_link(path: str, **parameters: object) -> str:
