@@ -47,6 +47,7 @@ class Templates:
             trim_blocks=True,
             lstrip_blocks=True,
             auto_reload=False,
+            optimized=False,  # constants are few, and looking for them takes a third of the time
         )
         self._environment.filters.update(
             count=count,
