@@ -70,7 +70,9 @@ def sample_file_losses(view: RunView) -> FileLosses | None:
         names = name_sources(view, parts)
         files = [numbers.setdefault(name, len(numbers)) for name in names]
         rows = low + parts.rows
-        columns.append((np.array(files, np.int64), steps[rows], losses[rows], parts.counts * 1.0))
+        columns.append(
+            (np.array(files, np.int64), steps[rows], losses[rows], parts.counts.astype(np.float64))
+        )
     if len(numbers) < 2:
         return None
     every, at, values, counts = (np.concatenate(column) for column in zip(*columns, strict=True))
