@@ -344,37 +344,16 @@ def view_data(
     settings = RowSettings(
         seq_len=seq_len, seed=seed, order=order, block_rows=block_rows, group_blocks=group_blocks
     )
+    batch_size = check_whole("batch_size", batch_size, 1)
+    world_size = check_whole("world_size", world_size, 1)
     named = parse_named([data] if isinstance(data, (str, os.PathLike)) else data)
     if not named:
         raise UsageError("`data` is empty. Give a dataset, or several as NAME=PATH:WEIGHT.")
-    return view_datasets(
-        _open_named(named, opening),
-        {one.name: one.weight for one in named},
-        settings,
-        batch_size=batch_size,
-        world_size=world_size,
-        split=split,
-        changes=changes,
-        block=block,
-    )
-
-
-def view_datasets(
-    datasets: Mapping[str, Dataset],
-    weights: Mapping[str, float],
-    settings: RowSettings,
-    *,
-    batch_size: int,
-    world_size: int,
-    split: str = "train",
-    changes: Mapping[int, Mapping[str, float]] | None = None,
-    block: int = DEFAULT_BLOCK,
-) -> RunView:
-    """Return how a loader reads opened datasets: one with the name "", or a mixture by weights."""
-    batch_size = check_whole("batch_size", batch_size, 1)
-    world_size = check_whole("world_size", world_size, 1)
+    datasets = _open_named(named, opening)
     phase = Phase(step=0, row=0, batch_rows=batch_size * world_size, world_size=world_size)
-    rows = RunRows(_join(datasets, split, weights, changes or {}, block), settings)
+    weights = {one.name: one.weight for one in named}
+    tokens = _join(datasets, split, weights, changes or {}, block)
+    rows = RunRows(tokens, settings)
     return RunView(datasets=datasets, rows=rows, phases=[phase], split=split)
 
 

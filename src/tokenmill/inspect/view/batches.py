@@ -9,7 +9,7 @@ as a mixture, or one of them alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, cast
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import UsageError
-from tokenmill.inspect.run_view import Place, RowSpan, RunView, view_datasets
+from tokenmill.inspect.run_view import Phase, Place, RowSpan, RunView
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.row_map import Bar, draw_map
 from tokenmill.inspect.view.row_parts import RowDocuments, describe_document, find_row_documents
@@ -34,9 +34,12 @@ from tokenmill.inspect.view.viewer import (
     make_link,
     order_splits,
 )
+from tokenmill.load.mixture import Mixture
+from tokenmill.load.rows import RunRows
 from tokenmill.load.settings import RowSettings
 from tokenmill.load.state import MOST_ROWS
 from tokenmill.order.rows import Kind
+from tokenmill.store.tokens import Tokens
 from tokenmill.training.augment import augment
 from tokenmill.training.config import MOST_STEPS, Config
 from tokenmill.wording import one_line
@@ -233,14 +236,22 @@ def open_view(viewer: Viewer, loader: dict[str, str]) -> RunView:
             seed=int(loader["seed"]),
             order=cast(Kind, loader["order"]),
         )
-        is_mixture = loader["data"] == MIXTURE
-        kept = view_datasets(
-            viewer.datasets if is_mixture else {"": viewer.datasets[loader["data"]]},
-            viewer.weights if is_mixture else {"": 1.0},
-            settings,
-            batch_size=int(loader["batch_size"]),
-            world_size=int(loader["world_size"]),
-            split=loader["split"],
+        split, ranks = loader["split"], int(loader["world_size"])
+        datasets: Mapping[str, Dataset] = viewer.datasets
+        if loader["data"] == MIXTURE:
+            weights = viewer.weights.items()
+            tokens: Tokens | Mixture = Mixture(
+                {name: (datasets[name][split], weight) for name, weight in weights}
+            )
+        else:
+            datasets = {"": datasets[loader["data"]]}
+            tokens = datasets[""][split]
+        batch_rows = int(loader["batch_size"]) * ranks
+        kept = RunView(
+            datasets=datasets,
+            rows=RunRows(tokens, settings),
+            phases=[Phase(step=0, row=0, batch_rows=batch_rows, world_size=ranks)],
+            split=split,
         )
         for old in [one for one in list(viewer.kept) if one[0] == "loader"][:-8]:
             viewer.kept.pop(old, None)
