@@ -17,7 +17,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -43,7 +43,7 @@ from tokenmill.store.shards import ArrayShard
 from tokenmill.store.tokens import Tokens, is_same_data
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.training.config import Config
-from tokenmill.training.data import open_data
+from tokenmill.training.data import IN_MEMORY_VAL, open_data
 from tokenmill.training.run_folder import CHECKPOINTS_NAME, CONFIG_NAME, DATA_NAME, LOSSES_NAME
 from tokenmill.training.run_reading import DataOrigin, RowIdentity, read_run_data
 from tokenmill.wording import brief, one_line
@@ -97,7 +97,8 @@ class RunView:
     """How a run reads its data.
 
     `folder` is the folder of a run of `tokenmill train`, else None. `datasets` are the datasets by
-    the name of their source, which is "" if there is no mixture.
+    the name of their source, which is "" if there is no mixture. `whole` are the same as they are on
+    disk: without the splits that `val_fraction` makes of them.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "ids.npy"
@@ -121,9 +122,12 @@ class RunView:
         phases: Sequence[Phase],
         split: str = "train",
         folder: Path | None = None,
+        whole: Mapping[str, Dataset] | None = None,
+        val_fraction: float | None = None,
     ) -> None:
         self.folder, self.datasets, self.split = folder, datasets, split
         self.rows, self.phases = rows, tuple(phases)
+        self.whole, self.val_fraction = datasets if whole is None else whole, val_fraction
 
     def __repr__(self) -> str:
         where = "" if self.folder is None else f"{self.folder}: "
@@ -146,6 +150,26 @@ class RunView:
     def order(self, source: str) -> RowOrder:
         """Return the order of a source's rows."""
         return self.rows.orders[self._find_source(source)]
+
+    def find_unread(self, source: str, split: str, start: int, stop: int) -> str | None:
+        """Return why no step reads some of the tokens [start, stop) of a split; None if there is no
+        reason. The end of an epoch, where less than a row is left, is no such reason.
+
+        Positions are those in the dataset on disk, as in `whole`.
+        """
+        reads = "No step" if self.folder is None else "No training step"
+        if split != self.split:
+            is_val = split == "val"
+            why = "which is held out for validation" if is_val else f"and steps read {self.split}"
+            return f"{reads} reads it: it is in split {one_line(split)}, {why}."
+        read = len(self.tokens(source))
+        if stop <= read:
+            return None
+        what = "it" if start >= read else f"its tokens from {read} on"
+        return (
+            f"{reads} reads {what}: the tokens of the split from {read} on are held out for validation "
+            f"(val_fraction {self.val_fraction:g})."
+        )
 
     def _find_source(self, source: str) -> int:
         try:
@@ -349,12 +373,22 @@ def view_data(
     named = parse_named([data] if isinstance(data, (str, os.PathLike)) else data)
     if not named:
         raise UsageError("`data` is empty. Give a dataset, or several as NAME=PATH:WEIGHT.")
-    datasets = _open_named(named, opening)
+    options = {"cache_bytes": 0, **opening}  # without a cache, since only a few rows are read
+    fraction = options.pop("val_fraction", None)
+    whole = {one.name: open_dataset(one.path, **options) for one in named}
+    datasets = _hold_out(named, whole, options, fraction)
     phase = Phase(step=0, row=0, batch_rows=batch_size * world_size, world_size=world_size)
     weights = {one.name: one.weight for one in named}
     tokens = _join(datasets, split, weights, changes or {}, block)
     rows = RunRows(tokens, settings)
-    return RunView(datasets=datasets, rows=rows, phases=[phase], split=split)
+    return RunView(
+        datasets=datasets,
+        rows=rows,
+        phases=[phase],
+        split=split,
+        whole=whole,
+        val_fraction=fraction,
+    )
 
 
 def open_run(
@@ -381,13 +415,23 @@ def open_run(
             f"{path} does not say where its data is: it was made in Python, or its path is not UTF-8. Name the data: "
             f"`data={one_line(example)}`."
         )
-    origin = origin or DataOrigin(data=[])
+    origin, fraction = origin or DataOrigin(data=[]), None
     if given or origin.input_file is None:
-        named = parse_named(given or origin.data)
-        datasets = _open_named(named, _find_options(path, origin, tokenizer))
+        named, fraction = parse_named(given or origin.data), origin.val_fraction
+        options = {"cache_bytes": 0, **_find_options(path, origin, tokenizer)}
+        whole = {one.name: open_dataset(one.path, **options) for one in named}
+        _check_names(path, record.rows, whole)
+        try:
+            datasets = _hold_out(named, whole, options, fraction)
+        except UsageError:  # about `val_fraction`, which is the run's
+            ((name, dataset), *_) = whole.items()
+            found = f"a part of it cannot be held out (val_fraction {fraction:g}), as the run does"
+            raise _not_the_data(path, name, dataset, found, is_given=bool(given)) from None
     else:
-        datasets = {"": _open_text(path, origin)}
-    _check_names(path, record.rows, datasets)
+        datasets, whole, fraction = _open_text(path, origin)
+        _check_names(path, record.rows, datasets)
+    # Compare the data before its rows: other data may not even have one.
+    _check_tokens(path, record.rows, datasets, is_given=bool(given))
     settings = RowSettings(
         seq_len=record.rows.seq_len,
         seed=record.rows.seed,
@@ -398,7 +442,6 @@ def open_run(
     weights, changes = _find_weights(record.rows)
     block = record.rows.block or DEFAULT_BLOCK
     rows = RunRows(_join(datasets, "train", weights, changes, block), settings)
-    _check_tokens(path, record.rows, rows)
     return RunView(
         datasets=datasets,
         rows=rows,
@@ -407,6 +450,8 @@ def open_run(
             for one in record.phases
         ],
         folder=path,
+        whole=whole,
+        val_fraction=fraction,
     )
 
 
@@ -424,16 +469,17 @@ def _lacks_data(path: Path) -> DatasetError:
     )
 
 
-def _open_named(named: Sequence[NamedPath], options: Mapping[str, Any]) -> dict[str, Dataset]:
-    # Open remote datasets without a cache, since only a few rows are read.
-    options = {"cache_bytes": 0, **options}
-    fraction = options.pop("val_fraction", None)
-    datasets = {}
+def _hold_out(
+    named: Sequence[NamedPath],
+    whole: Mapping[str, Dataset],
+    options: Mapping[str, Any],
+    fraction: float | None,
+) -> dict[str, Dataset]:
+    """Return the datasets with the end of each held out as `val`, as `tokenmill train` does."""
+    datasets = dict(whole)
     for name, path, _ in named:
-        dataset = open_dataset(path, **options)
-        if fraction and not (name and "val" in dataset.splits):  # as `tokenmill train` does
-            dataset = open_dataset(path, **options, val_fraction=fraction)
-        datasets[name] = dataset
+        if fraction and not (name and "val" in whole[name].splits):
+            datasets[name] = open_dataset(path, **options, val_fraction=fraction)
     return datasets
 
 
@@ -448,7 +494,7 @@ def _find_weights(rows: RowIdentity) -> tuple[dict[str, float], dict[int, dict[s
 def _find_options(
     folder: Path, origin: DataOrigin, tokenizer: str | Tokenizer | None
 ) -> dict[str, Any]:
-    names = ("dtype", "format", "vocab_size", "eot_id", "val_fraction")
+    names = ("dtype", "format", "vocab_size", "eot_id")
     options = {name: getattr(origin, name) for name in names}
     if tokenizer is not None:
         options["tokenizer"] = tokenizer
@@ -457,21 +503,32 @@ def _find_options(
     return options
 
 
-def _open_text(folder: Path, origin: DataOrigin) -> Dataset:
-    """Tokenize the text file of a run in memory again, as `tokenmill train` does at every start."""
+def _open_text(
+    folder: Path, origin: DataOrigin
+) -> tuple[dict[str, Dataset], dict[str, Dataset], float]:
+    """Tokenize the text file of a run in memory again, as `tokenmill train` does at every start.
+
+    Returns the dataset that the run reads, the dataset of the whole text, and the fraction that is
+    held out.
+    """
     assert origin.input_file is not None
     found = open_data(
         [],
         input_file=origin.input_file,
         tokenizer=load_saved_tokenizer(folder),
-        config=Config(),
+        config=Config(seq_len=1),  # or the part that is held out may be too short to be returned
         val_fraction=origin.val_fraction,
     )
     assert isinstance(found.train, Tokens)
+    parts = [found.train] if found.val is None else [found.train, found.val]
+    ids = np.concatenate([part[:] for part in parts])
     contents = Contents(
-        splits={"train": ArrayShard(found.train[:])}, eot_id=found.eot_id, vocab_size=found.vocab
+        splits={"train": ArrayShard(ids)}, eot_id=found.eot_id, vocab_size=found.vocab
     )
-    return Dataset(Path(origin.input_file), "text", contents, found.tokenizer)
+    whole = Dataset(Path(origin.input_file), "text", contents, found.tokenizer)
+    read = replace(contents, splits={"train": ArrayShard(ids[: len(found.train)])})
+    fraction = IN_MEMORY_VAL if origin.val_fraction is None else origin.val_fraction
+    return {"": whole.with_contents(read)}, {"": whole}, fraction
 
 
 def _join(
@@ -501,15 +558,34 @@ def _check_names(folder: Path, there: RowIdentity, datasets: Mapping[str, Datase
         )
 
 
-def _check_tokens(folder: Path, there: RowIdentity, rows: RunRows) -> None:
+def _check_tokens(
+    folder: Path, there: RowIdentity, datasets: Mapping[str, Dataset], *, is_given: bool
+) -> None:
     """Raise `StateError` if the tokens are not those that the run was trained on."""
-    for name, tokens in zip(rows.names, rows.tokens, strict=True):
-        source = there.sources[name]
+    for name, dataset in datasets.items():
+        source, tokens = there.sources[name], dataset["train"]
         # Compare the lengths first: an identity may need reading.
         if source.tokens != len(tokens) or not is_same_data(source.fingerprint, tokens.identity):
-            called = f"source {one_line(name)} of " if name else ""
-            raise StateError(
-                f"The data of {called}the run {folder} has changed since the training: expected "
-                f"{source.tokens:,} tokens, found {len(tokens):,} with another fingerprint. Restore "
-                "the data, or say where it is now: `data=PATH`."
+            found = (
+                f"expected {source.tokens:,} tokens, found {len(tokens):,} with another fingerprint"
             )
+            raise _not_the_data(folder, name, dataset, found, is_given=is_given)
+
+
+def _not_the_data(
+    folder: Path, name: str, dataset: Dataset, found: str, *, is_given: bool
+) -> StateError:
+    """Return the error for data of another run, or for data that has changed."""
+    source = f"source {one_line(name)}" if name else ""
+    if is_given:
+        place = f"{dataset.path} ({source})" if source else str(dataset.path)
+        example = f"{one_line(name)}=PATH:WEIGHT" if name else "PATH"
+        return StateError(
+            f"The tokens of {place} are not those that the run {folder} was trained on: {found}. Give "
+            f"the data of the run: `data={example}`."
+        )
+    place = f"{source} of the run" if source else "the run"
+    return StateError(
+        f"The data of {place} {folder} has changed since the training: {found}. Restore the data, or "
+        "say where it is now: `data=PATH`."
+    )
