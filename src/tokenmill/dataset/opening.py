@@ -36,7 +36,7 @@ from tokenmill.storage.cache import PieceCache, open_cache, open_default_cache
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.storage.reading import CURE, is_mappable, read_inside
 from tokenmill.store.manifest import Manifest
-from tokenmill.store.shards import PartOfShards, cut
+from tokenmill.store.shards import cut
 from tokenmill.store.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -58,8 +58,6 @@ class Dataset(Mapping[str, Tokens]):
     ...     print(split, tokens)
     train <Tokens 'train': 8 tokens (int64) in 1 shard>
     val <Tokens 'val': 2 tokens (int64) in 1 shard>
-    >>> data.without_held_out()["train"]
-    <Tokens 'train': 10 tokens (int64) in 1 shard>
     """
 
     # A dataset equals only itself, because comparing tokens would read all of them.
@@ -136,21 +134,6 @@ class Dataset(Mapping[str, Tokens]):
         """Return a copy of the dataset with other contents."""
         known = self.path, self.format, contents, self._given, self._cache
         return Dataset(*known, is_cached=self._is_cached)
-
-    def without_held_out(self) -> Dataset:
-        """Return the same data with its own splits, if `val_fraction` held out a part of `train`."""
-        train, val = self.contents.splits.get("train"), self.contents.splits.get("val")
-        if not isinstance(train, PartOfShards) or not isinstance(val, PartOfShards):
-            return self
-        if train.whole is not val.whole:
-            return self
-        documents = self.contents.documents.get("train")
-        contents = replace(
-            self.contents,
-            splits={"train": train.whole},
-            documents={"train": documents.whole} if isinstance(documents, PartOfDocuments) else {},
-        )
-        return self.with_contents(contents)
 
     @property
     def splits(self) -> tuple[str, ...]:

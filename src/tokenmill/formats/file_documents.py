@@ -201,13 +201,10 @@ class FileDocuments(DocumentTable):
 
 
 class PartOfDocuments(DocumentTable):
-    """The documents in the tokens [start, stop) of a split. The first and the last may be cut.
-
-    `whole` has all documents of the split.
-    """
+    """The documents in the tokens [start, stop) of a split. The first and the last may be cut."""
 
     def __init__(self, whole: DocumentTable, start: int, stop: int, split: str) -> None:
-        self.whole, self._start, self._stop, self._split = whole, start, stop, split
+        self._whole, self._start, self._stop, self._split = whole, start, stop, split
 
     @cached_property
     def _first(self) -> int:
@@ -215,9 +212,9 @@ class PartOfDocuments(DocumentTable):
 
         This document may begin before `start`.
         """
-        number = self.whole.count_before(self._start)
+        number = self._whole.count_before(self._start)
         begins_here = (
-            number < len(self.whole) and self.whole.starts(number, number)[0] == self._start
+            number < len(self._whole) and self._whole.starts(number, number)[0] == self._start
         )
         return number if begins_here or not number else number - 1
 
@@ -227,11 +224,11 @@ class PartOfDocuments(DocumentTable):
 
         If `stop` is the end of the split, empty documents at that end are included.
         """
-        number = self.whole.count_before(self._stop)
-        at_end = number < len(self.whole) and (
-            self.whole.starts(len(self.whole), len(self.whole))[0] == self._stop
+        number = self._whole.count_before(self._stop)
+        at_end = number < len(self._whole) and (
+            self._whole.starts(len(self._whole), len(self._whole))[0] == self._stop
         )
-        return len(self.whole) if at_end else number
+        return len(self._whole) if at_end else number
 
     def __len__(self) -> int:
         return self._last - self._first
@@ -240,24 +237,24 @@ class PartOfDocuments(DocumentTable):
         return len(self) if {"_first", "_last"} <= self.__dict__.keys() else None
 
     def starts(self, first: int, last: int) -> Integers:
-        found = self.whole.starts(first + self._first, last + self._first)
+        found = self._whole.starts(first + self._first, last + self._first)
         return np.clip(found - self._start, 0, self._stop - self._start)
 
     def count_before(self, token: int) -> int:
         if token <= 0:
             return 0
-        return self.whole.count_before(token + self._start) - self._first
+        return self._whole.count_before(token + self._start) - self._first
 
     def __getitem__(self, number: int) -> Document:
-        return self._cut(self.whole[inside(number, len(self), "document") + self._first])
+        return self._cut(self._whole[inside(number, len(self), "document") + self._first])
 
     def at(self, token: int) -> Document:
         return self._cut(
-            self.whole.at(inside(token, self._stop - self._start, "token") + self._start)
+            self._whole.at(inside(token, self._stop - self._start, "token") + self._start)
         )
 
     def find_starts(self, rows: Integers, length: int) -> Integers:
-        found = self.whole.find_starts(rows + self._start, length)
+        found = self._whole.find_starts(rows + self._start, length)
         # The first token of a part starts a document, even if that document is cut.
         return np.union1d(found, np.flatnonzero(rows == 0) * length)
 

@@ -124,8 +124,7 @@ def open_all(
         )
     if not named:
         # Pages show the data as it is on disk, and what a run held out as held out.
-        opened = next(iter(views.values())).datasets
-        return {name: one.without_held_out() for name, one in opened.items()}, views, {}
+        return dict(next(iter(views.values())).whole), views, {}
     # Open remote datasets without a cache, since only a few tokens are read.
     options = {"cache_bytes": 0, **opening}
     datasets = {one.name: open_dataset(one.path, **options) for one in named}
