@@ -3,8 +3,14 @@
 Makes a small corpus in every format with documents, plain and compressed. For every format, every
 order, and with one source, a mixture and a mixture whose weights change, it takes random rows and a
 random token of each. The documents of the row must contain the token; the rows with the token must
-contain the row; and every row that was found must hold the token's id at its place. The last two
-columns show that a row late in a run costs as much as an early one.
+contain the row; and every row that was found must hold the token's id at its place.
+
+Every pair is also asked of `where`: it is told that a run has read all rows before this one, or this
+one as well. The row must be the next one in which it reads the document of the token, or the latest
+one, with the same epoch, step, rank and places. For this, the data is opened once and `where` is
+asked through its class `Finder`; for some pairs, the function itself is called.
+
+The last two columns show that a row late in a run costs as much as an early one.
 
     python benchmarks/explain.py [--pairs 10000]
 """
@@ -27,7 +33,8 @@ import tokenmill
 from tokenmill.formats import WRITABLE
 from tokenmill.inspect.explain import explain_rows
 from tokenmill.inspect.run_view import RunView, view_data
-from tokenmill.inspect.where.where import where
+from tokenmill.inspect.where.where import Finder, where
+from tokenmill.progress import Nobody
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "formats"))
 
@@ -91,15 +98,20 @@ def make_views(folder: Path, order: str, options: dict[str, Any]) -> Iterator[Ru
     yield view_data(both, **settings, **options, changes=CHANGES, block=1_000)
 
 
-def check(view: RunView, pairs: int, generator: np.random.Generator) -> tuple[int, float, float]:
-    """Check random pairs. Returns how many were wrong, and the seconds to explain and to find."""
+def check(
+    view: RunView, pairs: int, generator: np.random.Generator
+) -> tuple[int, float, float, float]:
+    """Check random pairs.
+
+    Returns how many were wrong, and the seconds to explain them, to find them, and to ask `where`.
+    """
     epochs = 6 * sum(order.windows for order in view.rows.orders)
     rows = generator.integers(0, epochs, pairs)
     places = generator.integers(0, SEQ_LEN + 1, pairs)
     started = time.perf_counter()
     explained = explain_rows(view, rows)
     explaining = time.perf_counter() - started
-    wrong, finding = 0, 0.0
+    wrong, finding, asking = 0, 0.0, 0.0
     for row, place, one in zip(rows.tolist(), places.tolist(), explained, strict=True):
         name, token = one.span.source, one.span.start + place
         (part,) = (part for part in one.documents if part.start <= place < part.stop)
@@ -115,8 +127,43 @@ def check(view: RunView, pairs: int, generator: np.random.Generator) -> tuple[in
         is_right &= all(view.rows.names[source] == name for source in sources.tolist())
         is_right &= bool(((offsets >= 0) & (offsets <= SEQ_LEN)).all())
         ids = view.read(found)[np.arange(len(found)), offsets]
-        wrong += not (is_right and (ids == view.tokens(name)[token]).all())
-    return wrong, explaining, finding
+        is_right &= bool((ids == view.tokens(name)[token]).all())
+        started = time.perf_counter()
+        is_right &= ask_where(view, row, place)
+        asking += time.perf_counter() - started
+        wrong += not is_right
+    return wrong, explaining, finding, asking
+
+
+class PartOfRun(RunView):
+    """How a run reads its data that has read only the first rows so far."""
+
+    read_rows = 0
+
+    @property
+    def row_count(self) -> int:
+        return self.read_rows
+
+
+def ask_where(view: RunView, row: int, place: int) -> bool:
+    """Return whether `where` finds a row again from a token in it."""
+    span, at = view.span(row), view.place(row)
+    run = PartOfRun(datasets=view.datasets, rows=view.rows, phases=view.phases, split=view.split)
+    finder = Finder(
+        {span.source: view.datasets[span.source]}, run, limit=1, split=None, watcher=Nobody()
+    )
+    for run.read_rows in (row, row + 1):
+        (found,) = finder.find(f"token={span.start + place}", None).documents
+        assert found.visits is not None
+        visit = found.visits.next if run.read_rows == row else found.visits.latest
+        if (
+            visit is None
+            or (visit.row, visit.epoch, visit.step, visit.rank, visit.index)
+            != (row, at.epoch, at.step, at.rank, at.index)
+            or not visit.start <= place < visit.stop
+        ):
+            return False
+    return True
 
 
 def check_where(folder: Path, view: RunView, row: int, place: int, given: dict[str, Any]) -> bool:
@@ -174,27 +221,29 @@ def main() -> None:
         options = make_corpora(folder)
         pairs = -(-args.pairs // (len(options) * len(ORDERS) * 3))
         for order in ORDERS:
-            wrong, explaining, finding, done, asked = 0, 0.0, 0.0, 0, 0
+            wrong, explaining, finding, asking, done, called = 0, 0.0, 0.0, 0.0, 0, 0
             for format, opening in options.items():
                 for number, view in enumerate(make_views(folder / format, order, opening)):
                     found = check(view, pairs, generator)
                     wrong, done = wrong + found[0], done + pairs
                     explaining, finding = explaining + found[1], finding + found[2]
+                    asking += found[3]
                     # `where` lists the first rows of a document, so ask for rows of the first epoch.
                     for row in generator.integers(
                         0, 500, pairs // 10 if not number else 0
                     ).tolist():
                         place = int(generator.integers(0, SEQ_LEN + 1))
-                        asked += 1
+                        called += 1
                         wrong += not check_where(folder / format / "web", view, row, place, opening)
             table.append(
                 {
                     "order": f"`{order}`",
                     "pairs": f"{done:,}",
-                    "asked of `where`": f"{asked:,}",
+                    "calls of `where`": f"{called:,}",
                     "wrong": wrong,
                     "explain a row, ms": round(explaining / done * 1e3, 2),
                     "find a token in 6 epochs, ms": round(finding / done * 1e3, 2),
+                    "ask `where`, ms": round(asking / done / 2 * 1e3, 2),
                     "near row 10,000, ms": round(time_window(view, 10_000), 2),
                     "near row 10¹², ms": round(time_window(view, LATE), 2),
                 }

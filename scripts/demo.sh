@@ -43,6 +43,11 @@ printf '\nKilled the training with SIGKILL. The same command resumes it:\n'
 show "$@"
 printf '\nThe text has a bad document, pasted_noise.py. Its losses name it:\n'
 show tokenmill spikes demo/runs/tiny --limit 2
+# Both directions: from the worst row to its documents, and from the document to its rows.
+row=$(tokenmill spikes demo/runs/tiny --limit 1 --json |
+    python -c 'import json, sys; print(json.load(sys.stdin)["rows"][0]["explained"]["place"]["row"])')
+printf '\n$ tokenmill explain --run demo/runs/tiny --row %s --text-length 30 | head -n 8\n' "$row"
+tokenmill explain --run demo/runs/tiny --row "$row" --text-length 30 | head -n 8
 show tokenmill where --run demo/runs/tiny pasted_noise.py
 printf "\n$ tokenmill sample tiny --runs demo/runs --prompt 'class Reader:' --temperature 0.5\n"
 tokenmill sample tiny --runs demo/runs --prompt 'class Reader:' --temperature 0.5

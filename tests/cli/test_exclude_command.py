@@ -105,6 +105,7 @@ def test_the_list_is_shown_and_entries_are_removed(
     assert main(["exclude", "data", "--list"]) == 0
     shown = capsys.readouterr().out
     assert "data.exclude.jsonl lists 2 documents." in shown
+    assert "tokenmill exclude data --list" not in shown
     assert "\x1b" not in shown
     assert "\u202e" not in shown
     assert main(["exclude", "data", "--list", "--json"]) == 0

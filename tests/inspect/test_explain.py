@@ -214,6 +214,9 @@ def test_the_command_prints_rows_documents_and_the_next_command(folder, capsys):
             place = f"texts/a.txt, byte {part.document.offset}"
             place += f", from its token {before}" if before else ""
             assert f"document {part.document.number}, {place}  {part.text!r}" in out
+    assert out.startswith("Step 3: ")
+    assert main(["explain", str(folder), "--row", "3", *arguments]) == 0
+    assert capsys.readouterr().out.startswith("row 3: step 1, ")
     number = found.rows[0].documents[0].document.number
     assert out.rstrip().endswith(f"Next:  tokenmill peek {folder} --document {number}")
     assert main(["explain", str(folder), "--token", "9", *arguments]) == 0
@@ -265,6 +268,25 @@ def test_wrong_questions_say_what_to_type(folder, capsys):
     assert (
         "Give --batch-size N, or the folder of a run: --run runs/NAME." in capsys.readouterr().err
     )
+
+
+def test_the_first_mistake_is_named_first(folder, tmp_path, capsys):
+    assert main(["explain", str(folder)]) == 2
+    assert "give one of --step N, --row N and --token N" in capsys.readouterr().err
+    for given in ([], ["--seq-len", "7"]):
+        assert main(["explain", str(tmp_path / "nosuch"), "--step", "1", *given]) == 1
+        assert "nosuch does not exist" in capsys.readouterr().err
+
+
+def test_tokens_without_a_document_table_have_a_next_command(tmp_path, capsys):
+    np.save(tmp_path / "ids.npy", np.arange(99, dtype=np.uint16))
+    command = ["explain", str(tmp_path / "ids.npy"), "--row", "0", "--seq-len", "7"]
+    command += ["--batch-size", "1", "--order", "sequential"]
+    assert main(command) == 0
+    peek = f"Next:  tokenmill peek {tmp_path / 'ids.npy'}"
+    assert f"{peek} --tokenizer NAME --token 0" in capsys.readouterr().out
+    assert main([*command, "--tokenizer", "bytes"]) == 0
+    assert f"{peek} --tokenizer bytes --token 0" in capsys.readouterr().out
 
 
 def test_a_step_with_very_many_rows_is_explained_by_rank(folder):

@@ -162,7 +162,7 @@ def test_data_that_was_moved_is_named_again_and_checked(run, corpora, tmp_path):
     # Names matter, and the weights and their order are those of the run.
     found = tokenmill.explain([f"cubes={corpora}/cubes:9", squares], run=moved, step=7)
     assert found.rows == expected.rows
-    with pytest.raises(StateError, match="not those that it was trained on"):
+    with pytest.raises(StateError, match=r"cubes \(source squares\) are not those that the run"):
         open_run(moved, data=[f"squares={corpora}/cubes:0.75", cubes])
     with pytest.raises(UsageError, match="squares=PATH:WEIGHT cubes=PATH:WEIGHT"):
         open_run(moved, data=corpora / "squares")
@@ -176,6 +176,69 @@ def train_once(folder, data, **settings):
     settings = {**SMALL, "max_steps": 3, **settings}
     report = tokenmill.train(data, name="r", runs=folder, progress=False, **settings)
     return report.path
+
+
+def test_other_data_is_refused_before_its_rows_are_counted(corpora, tmp_path, capsys):
+    run = train_once(tmp_path, corpora / "cubes")
+    np.save(tmp_path / "tiny.npy", np.arange(3, dtype=np.uint16))
+    wrong = str(tmp_path / "tiny.npy")
+    for command in (["spikes", str(run), "--data", wrong], ["explain", wrong, "--row", "0"]):
+        given = ["--run", str(run)] if command[0] == "explain" else []
+        assert main([*command, *given]) == 1
+        assert f"The tokens of {wrong} are not those that the run" in capsys.readouterr().err
+
+
+def test_what_a_run_holds_out_for_validation_is_named(corpora, tmp_path, capsys):
+    plain = tmp_path / "plain"
+    tokenmill.prepare(
+        corpora / "squares.txt",
+        plain,
+        tokenizer="bytes",
+        workers=1,
+        documents="line",
+        val_fraction=0,
+    )
+    run = train_once(tmp_path, plain, val_fraction=0.2)
+    tokens = tokenmill.open(plain)["train"]
+    kept = len(tokenmill.open(plain, val_fraction=0.2)["train"])
+    cut, last = tokens.documents.at(kept), tokens.documents[-1]
+    assert cut.start < kept < cut.start + cut.length
+
+    (found,) = tokenmill.where([], f"squares.txt:{last.number + 1}", run=run).documents
+    assert (found.document, found.visits) == (last, None)
+    assert found.unread.startswith("No training step reads it: the tokens of the split from ")
+    assert "held out for validation (val_fraction 0.2)" in found.unread
+    (found,) = tokenmill.where([], cut.key, run=run).documents
+    assert f"reads its tokens from {kept} on" in found.unread
+    assert found.visits is not None
+    (found,) = tokenmill.where([], tokens.documents[0].key, run=run).documents
+    assert found.unread is None
+
+    explained = tokenmill.explain(run=run, token=last.start + 2)
+    assert (explained.rows, explained.token.times_read) == ((), 0)
+    assert explained.token.document == last
+    assert explained.token.id == tokens[last.start + 2]
+    assert tokenmill.explain(run=run, token=kept - 1).token.unread is None
+    with pytest.raises(UsageError, match=f"has {len(tokens):,} tokens"):
+        tokenmill.explain(run=run, token=len(tokens))
+    assert main(["where", f"squares.txt:{last.number + 1}", "--run", str(run)]) == 0
+    assert "are held out for validation (val_fraction 0.2)." in capsys.readouterr().out
+    assert main(["explain", "--run", str(run), "--token", str(last.start)]) == 0
+    shown = capsys.readouterr().out
+    assert "are held out for validation (val_fraction 0.2)." in shown
+    assert "epoch" not in shown
+    with pytest.raises(StateError, match="cannot be held out"):
+        open_run(run, data=corpora / "squares")  # which has a split val
+
+
+def test_a_document_of_val_is_held_out(corpora, tmp_path, capsys):
+    run = train_once(tmp_path, corpora / "cubes")
+    document = tokenmill.open(corpora / "cubes")["val"].documents[0]
+    assert main(["where", document.key, "--run", str(run)]) == 0
+    expected = "No training step reads it: it is in split val, which is held out for validation."
+    assert expected in capsys.readouterr().out
+    (found,) = tokenmill.where(corpora / "cubes", document.key, seq_len=32, batch_size=4).documents
+    assert found.unread == expected.replace("training step", "step")
 
 
 def test_a_run_on_data_made_in_python_needs_the_data(corpora, tmp_path):
@@ -225,6 +288,11 @@ def test_a_run_on_a_text_file_is_explained(tmp_path):
         for part in row.documents:
             assert part.document is None
             assert part.text.removesuffix("<|endoftext|>") in text
+    with pytest.raises(UsageError, match="there is no token 99999"):
+        tokenmill.explain(run=report.path, token=99_999)
+    kept = int(len(text.replace("<|endoftext|>", "_").encode() + b"_") * 0.9)
+    assert tokenmill.explain(run=report.path, token=kept - 1).token.unread is None
+    assert "val_fraction 0.1" in tokenmill.explain(run=report.path, token=kept).token.unread
 
 
 def test_options_to_open_the_data_are_kept(corpora, tmp_path, monkeypatch):

@@ -92,13 +92,13 @@ def way(request, monkeypatch):
         monkeypatch.setattr(keys, "SCANNED", -1)
         monkeypatch.setattr(key_index, "BLOCK", 4)
     if request.param == "spilled":
-        monkeypatch.setattr(key_index, "_SORTED", 3)
+        monkeypatch.setattr(key_index, "_SORTED", 8)
     return request.param
 
 
 few = st.integers(0, 3).map(lambda n: n * 0x0123456789ABCDEF0123456789ABCDEF % 2**128)
 near = st.integers(0, 2**128 - 1).map(lambda n: n & 0xFF | 0xABCDEF << 104)
-any_keys = st.lists(st.one_of(few, near, st.integers(0, 2**128 - 1)), max_size=40)
+any_keys = st.lists(st.one_of(few, near, st.integers(0, 2**128 - 1)), max_size=24)
 
 
 @settings(

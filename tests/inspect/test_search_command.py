@@ -7,7 +7,9 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 from dataset_builder import build
 
@@ -63,6 +65,29 @@ def test_nothing_found_has_status_1(folder, capsys):
     assert "The sequence of ids 1,2 does not occur in val." in capsys.readouterr().err
 
 
+def test_errors_have_status_2(folder, tmp_path, capsys):
+    plain = tmp_path / "plain.npy"  # without a tokenizer
+    np.save(plain, np.arange(10, dtype=np.uint16))
+    for wrong, said in (
+        ([str(tmp_path / "nothing"), "a"], "does not exist"),
+        ([str(folder), "a", "--split", "nope"], "has no split 'nope'"),
+        ([str(folder), "a", "--tokenizer", str(tmp_path / "missing.json")], "missing.json"),
+        ([str(plain), "a"], "--tokenizer NAME"),
+    ):
+        for counting in ([], ["--count"]):
+            assert main(["search", *wrong, *counting]) == 2
+            captured = capsys.readouterr()
+            assert said in captured.err
+            assert captured.out == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_that_cannot_be_written_has_status_2(folder):
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "tokenmill.cli", "search", folder, "hello"]
+        assert subprocess.run(command, stdout=full, stderr=subprocess.PIPE).returncode == 2
+
+
 def test_wrong_usage_has_status_2(folder, capsys):
     for wrong in (
         [],
@@ -73,7 +98,6 @@ def test_wrong_usage_has_status_2(folder, capsys):
     ):
         assert main(["search", str(folder), *wrong]) == 2
         assert "tokenmill" in capsys.readouterr().err
-    assert main(["search", str(folder), "a", "--split", "nope"]) == 1
 
 
 def test_json_has_a_line_for_each_occurrence(folder, capsys):

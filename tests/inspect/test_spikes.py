@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.cli import main
-from tokenmill.errors import DatasetError, UsageError
+from tokenmill.errors import DatasetError, InputError, UsageError
 from tokenmill.inspect.spikes import suspects
 from tokenmill.inspect.spikes.groups import choose_rows
 
@@ -103,9 +103,9 @@ def test_suspects_are_ranked_as_by_brute_force(folder, tmp_path_factory, bad, se
         return
     shares = defaultdict(dict)
     for row, (first, last) in enumerate(places):
-        for number in range(len(TEXTS)):
+        for number in np.flatnonzero((bounds[:-1] < last) & (bounds[1:] > first)).tolist():
             share = min(last, bounds[number + 1]) - max(first, bounds[number])
-            if share > 0 and row >= 4:  # the first step has too few neighbours
+            if row >= 4:  # the first step has too few neighbours
                 shares[number][row] = share / SEQ_LEN
     expected = {}
     for number, own in shares.items():
@@ -349,7 +349,7 @@ def test_wrong_settings_are_errors(folder, tmp_path):
         tokenmill.spikes()
     with pytest.raises(UsageError, match="batch_size=N"):
         tokenmill.spikes(losses=tmp_path / "losses.npy", data=folder, seq_len=8)
-    with pytest.raises(DatasetError, match="missing"):
+    with pytest.raises(InputError, match=r"there is no file .*none\.npy"):
         tokenmill.spikes(losses=tmp_path / "none.npy", data=folder, seq_len=8, batch_size=2)
     with pytest.raises(DatasetError, match="does not exist"):
         tokenmill.spikes(tmp_path / "none")
@@ -382,6 +382,17 @@ def test_the_command_prints_the_report(folder, tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["suspects"][0]["document"]["number"] == BAD
     assert found["rows"][0]["explained"]["documents"]
+
+
+def test_a_report_without_suspects_has_a_next_command(folder, tmp_path, capsys):
+    np.save(tmp_path / "losses.npy", np.ones(40, np.float32))
+    command = ["spikes", "--losses", str(tmp_path / "losses.npy"), "--per", "step"]
+    assert main([*command, "--data", str(folder)]) == 2
+    assert capsys.readouterr().err.endswith("or the folder of a run: runs/NAME.\n")
+    flags = ["--seq-len", str(SEQ_LEN), "--batch-size", "4"]
+    assert main([*command, "--data", str(folder), *flags]) == 0
+    expected = f"Next:  tokenmill explain {folder} {' '.join(flags)} --step 39\n"
+    assert capsys.readouterr().out.endswith(expected)
 
 
 def test_hostile_text_is_escaped(tmp_path, capsys):

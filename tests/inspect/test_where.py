@@ -6,6 +6,7 @@ import bisect
 import gzip
 import json
 import random
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -365,6 +366,27 @@ def test_invalid_utf8_that_is_dropped_is_explained(tmp_path):
     assert "byte 9" in absence.detail
 
 
+def test_an_empty_file_is_explained(tmp_path, capsys):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t/a.txt").write_text("fine")
+    (tmp_path / "t/b.txt").touch()
+    (tmp_path / "t/c.txt.gz").write_bytes(gzip.compress(b""))
+    tokenmill.prepare(tmp_path / "t", tmp_path / "data", tokenizer="bytes", val_fraction=0)
+    data = tmp_path / "data"
+    for file in ("b.txt", "c.txt.gz"):
+        for what in (file, f"{file}:1", f"{file}:byte=0"):
+            (absence,) = where(data, what).absences
+            assert (absence.reason, absence.detail) == ("empty", "the file has no text")
+        with pytest.raises(UsageError, match="no line 2: it has 0 lines"):
+            where(data, f"{file}:2")
+    assert main(["where", str(data), "b.txt"]) == 1
+    shown = capsys.readouterr().out
+    assert "holds:  no document of the dataset\n\nsource:  " in shown
+    assert shown.endswith(f"\nNext:  tokenmill info {data}\n")
+    (tmp_path / "t/b.txt").unlink()
+    assert where(data, "b.txt:1").absences[0].reason == "empty"
+
+
 def test_a_file_that_was_skipped_is_explained(tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "t/a.txt").write_text("fine")
@@ -464,6 +486,19 @@ def test_a_text_with_a_dot_is_searched_unless_it_ends_like_a_source(tmp_path):
     assert where(tmp_path / "data", "readme.txt", kind="text").documents[0].found == 24
 
 
+def test_a_text_that_is_not_found_may_be_a_misspelled_source(tmp_path, capsys):
+    (tmp_path / "ast.py").write_text("some code")
+    tokenmill.prepare(tmp_path / "ast.py", tmp_path / "data", tokenizer="bytes", val_fraction=0)
+    for what in ("ast.pi", "ast.py:", "ast.py:-1"):
+        found = where(tmp_path / "data", what)
+        assert (found.kind, found.documents) == ("text", ())
+        assert found.notes[0].endswith(f"Did you mean {tmp_path}/ast.py?")
+        assert main(["where", str(tmp_path / "data"), what]) == 1
+        assert f"No document has this text: {what}\nnote: No source is" in capsys.readouterr().out
+    assert where(tmp_path / "data", "unlike any source").notes == ()
+    assert where(tmp_path / "data", "ast.pi", kind="text").notes == ()
+
+
 def test_equal_documents_are_all_found_by_their_key(tmp_path):
     (tmp_path / "a.txt").write_text("same\n" * 30)
     tokenmill.prepare(
@@ -513,6 +548,10 @@ def test_other_formats_are_searched_by_text_and_number(tmp_path):
             where(tmp_path / "out", "a.txt", kind=kind)
     with pytest.raises(UsageError, match="no document 2: it has 2 documents"):
         where(tmp_path / "out", "document=2")
+    with pytest.raises(DatasetError, match=r"records no sources and no keys.*`tokenizer=NAME`"):
+        where(tmp_path / "out", "a.txt:1")
+    (note,) = where(tmp_path / "out", "a.txt:1", tokenizer="bytes").notes
+    assert "files cannot be found" in note
 
 
 def test_imported_tokens_are_found_in_their_files(tmp_path):
@@ -546,6 +585,37 @@ def test_the_command_prints_facts_and_the_next_command(lines, capsys):
     assert "No document has this text: four" in capsys.readouterr().out
     assert main(["where", data]) == 2
     assert "needs DATA and WHAT" in capsys.readouterr().err
+    assert main(["where", data, ""]) == 2
+    assert "WHAT is empty; give a file" in capsys.readouterr().err
+
+
+def test_errors_have_status_2(lines, capsys):
+    data = str(lines / "data")
+    for wrong in (
+        [str(lines / "nothing"), "one"],
+        [data, "token=3", "--split", "nope"],
+        [data, "one", "--tokenizer", str(lines / "missing.json")],
+        [data, "a.txt:99"],
+    ):
+        assert main(["where", *wrong]) == 2
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err[:11]) == ("", "tokenmill: ")
+
+
+def test_the_next_command_can_be_pasted_whatever_the_names(tmp_path, capsys):
+    name = "it's\x1b[31m\n<b>\t\\.txt"
+    (tmp_path / name).write_text("one\ntwo\n")
+    data = tmp_path / "da\nta"
+    tokenmill.prepare(tmp_path / name, data, tokenizer="bytes", documents="line", val_fraction=0)
+    assert main(["where", str(data), f"{tmp_path}/{name}:2"]) == 0
+    peek, again = capsys.readouterr().out.partition("Next:  ")[2].splitlines()
+    for command, expected in (
+        (peek, ["tokenmill", "peek", str(data), "--document", "1"]),
+        (again, ["tokenmill", "where", str(data), f"{tmp_path}/{name}:2", "--run", "runs/NAME"]),
+    ):
+        script = f"printf '%s\\0' {command.strip()}"
+        done = subprocess.run(["bash", "-c", script], stdout=subprocess.PIPE, check=True)
+        assert done.stdout.decode().split("\0")[:-1] == expected
 
 
 def test_hostile_names_and_texts_are_escaped(tmp_path, capsys):

@@ -135,6 +135,59 @@ def test_reports_show_their_results(tmp_path: Path) -> None:
         assert any("<i>d" in cell for cell in read(other))
 
 
+def test_answers_about_documents_show_them(tmp_path: Path) -> None:
+    folder = tmp_path / "<b>d"
+    (tmp_path / "<i>.txt").write_text(f"one {HOSTILE}\ntwo\ntwo\nfour\n")
+    tokenmill.prepare(
+        tmp_path / "<i>.txt", folder, tokenizer="bytes", documents="line", val_fraction=0
+    )
+    settings = {"seq_len": 8, "batch_size": 2}
+    found = tokenmill.where(folder, "<i>.txt:2", **settings)
+    assert repr(found) == "<Whereabouts of the file '<i>.txt:2': 1 document>"
+    cells = read(found)
+    assert {"1", "train", "two<|endoftext|>"} <= {*cells}
+    assert any(cell.startswith("step ") for cell in cells)
+    found = tokenmill.where(folder, "<i>.txt:3")
+    expected = "<Whereabouts of the file '<i>.txt:3': not in the dataset: duplicate>"
+    assert repr(found) == expected
+    assert {"duplicate", "The same text", "two<|endoftext|>"} <= {*read(found)}
+    assert "3 in train" in read(tokenmill.where(folder, "<i>.txt"))
+    read(tokenmill.where(folder, HOSTILE, kind="text"))
+    assert repr(tokenmill.where(folder, "five", kind="text")).endswith("nothing found>")
+
+    explained = tokenmill.explain(folder, step=0, **settings)
+    assert repr(explained).startswith("<Explanation of step 0: 2 rows, ")
+    assert "Explanation of step 0" in read(explained)
+    many = tokenmill.explain(folder, step=0, seq_len=8, batch_size=99)
+    assert any("more" in cell for cell in read(many))
+    token = tokenmill.explain(folder, token=3, **settings)
+    assert repr(token).startswith("<Explanation of token 3: ")
+    read(token)
+
+    match = next(tokenmill.search(folder, "alert"))
+    assert repr(match).startswith("<Match in train, document 0, token ")
+    assert "[alert]" in repr(match)
+    assert {"found", "alert"} <= {*read(match)}
+    excluded = tokenmill.exclude(folder, "document=0", because=HOSTILE)
+    assert repr(excluded) == f"<Excluded '{tmp_path}/<b>d.exclude.jsonl': 1 added, 0 removed>"
+    assert any("alert" in cell for cell in read(excluded))
+
+
+def test_spikes_show_steps_and_documents(tmp_path: Path) -> None:
+    texts = [f"text {number} {'x' * (number % 30)}" for number in range(60)]
+    build(tmp_path / "d", {"train": [*texts, HOSTILE]})
+    data = tokenmill.open(tmp_path / "d")["train"]
+    settings = {"seq_len": 16, "batch_size": 4, "seed": 0}
+    loader = tokenmill.Loader(data, **settings)
+    last = data.documents[-1].start
+    rows = len(data) // 16 * 4
+    losses = [2.0 + 5 * (loader.rows.origin(row)[1] + 16 > last) for row in range(rows)]
+    np.save(tmp_path / "l.npy", np.array(losses) + np.linspace(0.1, 0, rows))
+    found = tokenmill.spikes(losses=tmp_path / "l.npy", per="row", data=tmp_path / "d", **settings)
+    assert found.suspects
+    assert {"Spikes of the loss", "Documents that stand out"} <= {*read(found)}
+
+
 def test_problems_are_a_table(tmp_path: Path) -> None:
     build(tmp_path / "d")
     assert read(tokenmill.verify(tmp_path / "d")) == ["No problems"]

@@ -87,7 +87,12 @@ def find_flags(command: Sequence[str]) -> dict[str, str]:
     """
     _, apps, _ = app.parse_commands(command)
     arguments = apps[-1].assemble_argument_collection() if len(apps) > 1 else ()
-    return {one.field_info.name: one.names[0] for one in arguments if one.names[0] != "*"}
+    flags = {one.field_info.name: one.names[0] for one in arguments if one.names[0] != "*"}
+    for shown in flags.pop(
+        "arguments", ""
+    ).split():  # one parameter that takes several, as "DATA WHAT"
+        flags[shown.lower()] = shown
+    return flags
 
 
 def _name_missing(error: CycloptsError) -> str | None:

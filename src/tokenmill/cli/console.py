@@ -20,7 +20,7 @@ from rich.text import Text
 from tokenmill.cli.flags import name_flags
 from tokenmill.errors import UsageError
 from tokenmill.progress import Display as PlainDisplay
-from tokenmill.wording import harmless
+from tokenmill.wording import find_hidden, harmless
 
 _stdout = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 _stderr = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=True)
@@ -92,6 +92,28 @@ def report_stopped(where: str) -> int:
     return 130
 
 
+def quote(text: str) -> str:
+    """Quote text for a shell command, on one line and without characters that `show` replaces.
+
+    Text that has such characters is quoted as $'…', which bash, zsh and ksh understand.
+
+    >>> quote("a.txt"), quote("a b")
+    ('a.txt', "'a b'")
+    >>> print(quote("a\\x1b[m\\n'b'"))
+    $'a\\x1b[m\\x0a\\'b\\''
+    """
+    hidden = {*find_hidden(text), *(n for n, one in enumerate(text) if one in "\t\n")}
+    if not hidden:
+        return shlex.quote(text)
+    quoted = ""
+    for number, one in enumerate(text):
+        if number in hidden:
+            quoted += "".join(f"\\x{byte:02x}" for byte in one.encode("utf-8", "surrogateescape"))
+        else:
+            quoted += f"\\{one}" if one in "'\\" else one
+    return f"$'{quoted}'"
+
+
 def typed(path: Path) -> str:
     """Quote a path for a shell command.
 
@@ -99,7 +121,7 @@ def typed(path: Path) -> str:
     ("'a b'", './-x')
     """
     text = str(path)
-    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+    return quote(f"./{text}" if text.startswith("-") else text)
 
 
 def typed_options(options: Mapping[str, str | None]) -> str:
@@ -109,7 +131,7 @@ def typed_options(options: Mapping[str, str | None]) -> str:
     " --format raw --column 'my ids'"
     """
     given = ((name, value) for name, value in options.items() if value)
-    return "".join(f" --{name} {shlex.quote(value)}" for name, value in given)
+    return "".join(f" --{name} {quote(value)}" for name, value in given)
 
 
 def draw_bar(share: float, width: int = 20) -> str:

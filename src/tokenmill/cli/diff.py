@@ -12,7 +12,6 @@ from cyclopts import Parameter
 
 from tokenmill.cli.console import Display, show, show_next, show_table, typed, typed_options
 from tokenmill.cli.opening import RECOGNISED, Opening, parse_path
-from tokenmill.errors import TokenmillError
 from tokenmill.inspect.diff.diff import Difference, Example
 from tokenmill.inspect.diff.diff import diff as compare
 from tokenmill.wording import count, counted, one_line
@@ -52,14 +51,10 @@ def diff(
     json
         Print the comparison as JSON.
     """
-    try:
-        with Display() as display:
-            found = compare(
-                one, other, tokenizer=tokenizer, eot_id=eot_id, **opening.options, watcher=display
-            )
-    except TokenmillError as error:
-        error.exit_status = 2  # 1 means that the datasets differ
-        raise
+    with Display() as display:
+        found = compare(
+            one, other, tokenizer=tokenizer, eot_id=eot_id, **opening.options, watcher=display
+        )
     if json:
         values = {**asdict(found), "is_same": found.is_same}
         print(json_format.dumps(values, indent=2).replace("\x7f", "\\u007f"))

@@ -87,7 +87,7 @@ def exclude(
             show(_describe(entry))
         show(f"{one_line(found.path)} lists {counted(total, 'document')}.")
         if last is not None:
-            _show_next(data, out, last)
+            _show_next(data, out, last, is_list=True)
         return 0
     if undo:
         show(f"Removed {counted(found.removed, 'document')} from {found.path}.")
@@ -117,14 +117,18 @@ def _describe(entry: Exclusion) -> str:
     return one_line("  ".join(parts))
 
 
-def _show_next(data: Path, out: Path | None, entry: Exclusion | None) -> None:
+def _show_next(
+    data: Path, out: Path | None, entry: Exclusion | None, *, is_list: bool = False
+) -> None:
     here = typed(data)
     listed = "" if out is None else f" --exclude {typed(out)}"
     given = "" if out is None else f" --out {typed(out)}"
     commands = [f"tokenmill reshard {here} --out {here}-clean{listed}"]
     if entry is not None:
         commands.append(f"tokenmill exclude {here} --undo {entry.key[:12]}{given}")
-    show_next(*commands, f"tokenmill exclude {here} --list{given}")
+    if not is_list:
+        commands.append(f"tokenmill exclude {here} --list{given}")
+    show_next(*commands)
 
 
 def _print_json(found: Excluded, *, is_list: bool) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json as json_format
-import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from tokenmill.cli.console import show, show_next, typed, typed_options
+from tokenmill.cli.console import quote, show, show_next, typed, typed_options
 from tokenmill.cli.peek import describe_source
 from tokenmill.cli.reading import FROM_RUN, Reading
 from tokenmill.inspect.explain import (
@@ -85,7 +84,7 @@ def explain(
         print(json_format.dumps(asdict(found), indent=2).replace("\x7f", "\\u007f"))
         return 0
     _show(found)
-    _show_next(found, reading)
+    _show_next(found, run, reading)
     return 0
 
 
@@ -97,7 +96,9 @@ def _show(found: Explanation) -> None:
         first, last = found.rows[0].span.row, found.rows[-1].span.row
         rows = f"row {count(first)}" if first == last else f"rows {count(first)} to {count(last)}"
         show(f"Step {count(found.step)}{where}: {rows}, of {counted(found.seq_len, 'token')} each.")
-    for row in found.rows:
+    for number, row in enumerate(found.rows):
+        if number or found.token is not None or found.step is not None:
+            show("")
         _show_row(row)
     lasts = [row.span.row for row in found.rows]
     if found.token is None and found.row_count is not None and max(lasts) >= found.row_count:
@@ -108,7 +109,7 @@ def _show_row(row: ExplainedRow) -> None:
     place, span = row.place, row.span
     loss = "" if row.loss is None else f", loss {row.loss:.4f}"
     show(
-        f"\nrow {count(span.row)}: step {count(place.step)}, rank {place.rank}, row {place.index} of "
+        f"row {count(span.row)}: step {count(place.step)}, rank {place.rank}, row {place.index} of "
         f"its batch, epoch {count(place.epoch)}{loss}"
     )
     source = f" of {one_line(span.source)}" if span.source else ""
@@ -145,6 +146,9 @@ def _show_token(found: Explanation, token: ExplainedToken) -> None:
             f"It is token {place} of {count(token.document.length)} of "
             f"{one_line(_describe(token.document))}."
         )
+    if token.unread is not None:
+        show(token.unread)
+        return
     if token.times_read is not None and token.reads is not None:
         rows = ", ".join(count(row) for row in token.reads[:_READS_SHOWN])
         more = ", …" if token.times_read > _READS_SHOWN else ""
@@ -155,16 +159,22 @@ def _show_token(found: Explanation, token: ExplainedToken) -> None:
     show("In its first epoch, it is in:" if found.rows else "No row of the first epoch holds it.")
 
 
-def _show_next(found: Explanation, reading: Reading) -> None:
-    commands: list[str] = []
-    for row in found.rows:
-        for part in row.documents:
-            if part.document is not None and not commands:
-                path = typed(as_path(found.paths[row.span.source]))
-                split = f" --split {shlex.quote(found.split)}" if found.split != "train" else ""
-                given = typed_options(reading.opening)
-                commands.append(
-                    f"tokenmill peek {path}{given}{split} --document {part.document.number}"
-                )
-    if commands:
-        show_next(*commands)
+def _show_next(found: Explanation, run: Path | None, reading: Reading) -> None:
+    """Print the command that shows the whole document of the first row, or of the token."""
+    text: str | None = ""
+    if found.token is not None:
+        source, document, token = found.token.source, found.token.document, found.token.token
+    elif found.rows:
+        first = found.rows[0]
+        source, document, token = first.span.source, first.documents[0].document, first.span.start
+    else:
+        return
+    if found.rows:
+        text = found.rows[0].documents[0].text
+    if document is None and run is not None and not source:
+        show_next(f"tokenmill where --run {typed(run)} token={token}")
+        return
+    given = typed_options(reading.opening) + (" --tokenizer NAME" if text is None else "")
+    split = f" --split {quote(found.split)}" if found.split != "train" else ""
+    what = f"--token {token}" if document is None else f"--document {document.number}"
+    show_next(f"tokenmill peek {typed(as_path(found.paths[source]))}{given}{split} {what}")

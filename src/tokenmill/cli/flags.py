@@ -30,6 +30,8 @@ def name_flags(text: str, flags: Mapping[str, str] | None = None) -> str:
     'Choose another --out, or add --restart; see `jq`.'
     >>> name_flags("Give `eot='none'`, `eot=WHERE` or `normalize=False`.", flags)
     'Give --eot none, --eot WHERE or --no-normalize.'
+    >>> name_flags("Give the folder of a run: `run=runs/NAME`.", {"run": "RUN"})
+    'Give the folder of a run: runs/NAME.'
     """
     if not _ARGUMENT.search(text):
         return text
@@ -41,6 +43,8 @@ def name_flags(text: str, flags: Mapping[str, str] | None = None) -> str:
             return match[0]
         if value is None or value == "True":
             return known[name]
+        if not known[name].startswith("-"):  # the command takes it without a flag
+            return _type_value(value)
         if value == "False":
             return known[name].replace("--", "--no-", 1)
         return f"{known[name]} {_type_value(value)}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from tokenmill.cli.console import show, typed, typed_options
+from tokenmill.cli.console import quote, show, typed, typed_options
 from tokenmill.cli.opening import RECOGNISED, Opening, parse_path
 from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.inspect.peek import Peek
@@ -100,7 +99,7 @@ def _show_ids(found: Peek) -> None:
 
 def _show_next(found: Peek, command: str) -> None:
     document = found.document
-    command += f" --split {shlex.quote(found.split)}" if found.split != "train" else ""
+    command += f" --split {quote(found.split)}" if found.split != "train" else ""
     if document is None:
         if found.end < found.tokens:
             show(f"The next tokens:    {command} --token {found.end}")

@@ -44,7 +44,7 @@ def search(
 ) -> int:
     """Show every occurrence of a text in a dataset, with its document and the text around it.
 
-    The exit status is 0 if the text occurs, 1 if it does not, and 2 for wrong usage, as with grep.
+    The exit status is 0 if the text occurs, 1 if it does not, and 2 after an error, as with grep.
 
     Parameters
     ----------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_format
-import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from tokenmill.cli.console import Display, show, show_next, show_table, typed, typed_options
+from tokenmill.cli.console import Display, quote, show, show_next, show_table, typed, typed_options
 from tokenmill.cli.peek import describe_source
 from tokenmill.cli.reading import FROM_RUN, Reading
 from tokenmill.dataset.named import parse_named
@@ -256,9 +255,9 @@ def _show_next(found: SpikeReport, run: Path | None, data: list[str], reading: R
     """Print the commands that show more of the worst row and of the first suspect."""
     addresses = [_retype(one, found.paths) for one in data]
     if run is None:
-        how = "".join(f" {shlex.quote(one)}" for one in addresses)
+        how = "".join(f" {quote(one)}" for one in addresses)
     else:
-        how = f" --run {typed(run)}" + "".join(f" --data {shlex.quote(one)}" for one in addresses)
+        how = f" --run {typed(run)}" + "".join(f" --data {quote(one)}" for one in addresses)
     if run is None:
         options = {name.replace("_", "-"): str(value) for name, value in reading.arguments.items()}
         how += typed_options(options)
@@ -272,7 +271,7 @@ def _show_next(found: SpikeReport, run: Path | None, data: list[str], reading: R
     if found.suspects:
         first = found.suspects[0]
         path = typed(as_path(found.paths[first.source]))
-        split = f" --split {shlex.quote(found.split)}" if found.split != "train" else ""
+        split = f" --split {quote(found.split)}" if found.split != "train" else ""
         here = f"{path}{typed_options(reading.opening)}{split}"
         if first.document is None:
             commands.append(f"tokenmill peek {here} --token {first.start}")
@@ -280,8 +279,13 @@ def _show_next(found: SpikeReport, run: Path | None, data: list[str], reading: R
             commands.append(f"tokenmill peek {here} --document {first.document.number}")
             if run is not None and first.document.key is not None:
                 commands.append(f"tokenmill where --run {typed(run)} {first.document.key}")
-    if commands:
-        show_next(*commands)
+    if not commands and run is not None and found.judged_steps:
+        given = "".join(f" --data {quote(one)}" for one in addresses)
+        lower = f"{found.threshold / 2:g}"
+        commands.append(f"tokenmill spikes {typed(run)}{given} --threshold {lower}")
+    if not commands:
+        commands.append(f"tokenmill explain{how} --step {found.steps - 1}")
+    show_next(*commands)
 
 
 def _retype(given: str, paths: Mapping[str, str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_format
-import shlex
 from typing import Annotated, Any
 
 import msgspec
@@ -14,6 +13,7 @@ from tokenmill.cli.console import (
     Display,
     draw_bar,
     parse_count,
+    quote,
     show,
     show_next,
     show_table,
@@ -102,7 +102,7 @@ def stats(
             show(f"\n== {one_line(name)} ==")
         _show(part, seq_len, max(top, 1))
     _show_budget(found)
-    shown = " ".join(shlex.quote(one) for one in data)
+    shown = " ".join(quote(one) for one in data)
     options = typed_options({"tokenizer": tokenizer, **opening.options})
     if found.parts:
         show_next(f"tokenmill stats {shown}{options} --budget 10B")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from tokenmill.cli.console import show, show_next, typed
+from tokenmill.cli.console import quote, show, show_next, typed
 from tokenmill.preparation.train_tokenizer import train_tokenizer
 from tokenmill.wording import count
 
@@ -44,8 +43,8 @@ def train(
     show(f"{out}: {count(tokenizer.vocab_size)} ids; {tokenizer.eot_id} is the end of text.")
     if tokenizer.vocab_size < vocab_size:
         show(f"The text has too few different words for {count(vocab_size)} ids.")
-    texts = " ".join(map(shlex.quote, inputs))
+    texts = " ".join(map(quote, inputs))
     if text_field != "text":
-        texts += f" --text-field {shlex.quote(text_field)}"
+        texts += f" --text-field {quote(text_field)}"
     show_next(f"tokenmill prepare {texts} --tokenizer {typed(out)} --out data/corpus")
     return 0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-import shlex
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from cyclopts import Group, Parameter
 
-from tokenmill.cli.console import parse_size, report_stopped, show, show_next, typed, warn
+from tokenmill.cli.console import parse_size, quote, report_stopped, show, show_next, typed, warn
 from tokenmill.cli.flags import name_flags
 from tokenmill.errors import UsageError
 from tokenmill.training.config import Config
@@ -209,7 +208,7 @@ def _show_end(report: Any, runs: Path) -> None:
     if report.was_finished:
         show("To continue training, pass a larger --max-steps; to start over, --restart.")
     place = "" if runs == Path("runs") else f" --runs {typed(runs)}"
-    name = shlex.quote(report.path.name)
+    name = quote(report.path.name)
     given = f"--name={name}" if name.startswith("-") else name
     show_next(f"tokenmill sample {given}{place}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_format
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from tokenmill.cli.console import Display, show, show_next, show_table, typed, typed_options
+from tokenmill.cli.console import Display, quote, show, show_next, show_table, typed, typed_options
 from tokenmill.cli.peek import describe_source
 from tokenmill.cli.reading import FROM_RUN, Reading
 from tokenmill.dataset.named import parse_named
@@ -25,11 +24,13 @@ from tokenmill.inspect.where.whereabouts import (
     Visits,
     Whereabouts,
 )
+from tokenmill.preparation.sift import EXCLUDED
 from tokenmill.storage.object_path import as_path
 from tokenmill.store.documents import Document
 from tokenmill.wording import count, counted, one_line
 
 _TEXT = 200  # characters of a document to show
+_Part = FileContents | FoundDocument | Absence
 
 
 def where(
@@ -42,7 +43,7 @@ def where(
 ) -> int:
     """Show where a document is in a dataset, or why it is missing, and when a run reads it.
 
-    The exit status is 0 if a document was found, and 1 otherwise.
+    The exit status is 0 if a document was found, 1 if not, and 2 after an error.
 
     Parameters
     ----------
@@ -60,9 +61,10 @@ def where(
     json
         Print the answer as JSON.
     """
-    *data, what = arguments or ("",)
-    if not what or not (data or run):
-        raise UsageError("tokenmill where needs DATA and WHAT, such as a file, a key or some text.")
+    if len(arguments) + (run is not None) < 2:
+        needs = "WHAT" if run is not None else "DATA and WHAT"
+        raise UsageError(f"tokenmill where needs {needs}, such as a file, a key or some text.")
+    *data, what = arguments
     with Display() as display:
         found = find(
             data,
@@ -78,24 +80,30 @@ def where(
         # ASCII: every terminal can show it, and it contains no control characters.
         print(json_format.dumps(asdict(found), indent=2).replace("\x7f", "\\u007f"))
         return 0 if is_found else 1
-    for note in found.notes:
-        show(f"note: {note}")
-    for file in found.files:
-        _show_file(file)
-    for number, document in enumerate(found.documents):
-        if number or found.files or found.notes:
-            show("")
-        _show_document(document)
-    for absence in found.absences:
-        _show_absence(absence)
-    if not (found.documents or found.absences or found.files):
-        what_kind = {"key": "No document has this key", "text": "No document has this text"}
-        show(f"{what_kind.get(found.kind, 'Nothing was found')}: {one_line(found.what)}")
+    _show(found)
     if not found.is_all:
         show(f"\n… and more: there are more than --limit {limit}.")
     shown = [str(one._replace(path=str(as_path(one.path)))) for one in parse_named(data)]
     _show_next(found, shown, typed_options(reading.opening), run)
     return 0 if is_found else 1
+
+
+def _show(found: Whereabouts) -> None:
+    parts: list[_Part] = [*found.files, *found.documents, *found.absences]
+    if not parts:
+        what_kind = {"key": "No document has this key", "text": "No document has this text"}
+        show(f"{what_kind.get(found.kind, 'Nothing was found')}: {one_line(found.what)}")
+    for note in found.notes:
+        show(f"note: {note}")
+    for number, part in enumerate(parts):
+        if number or found.notes:
+            show("")
+        if isinstance(part, FileContents):
+            _show_file(part)
+        elif isinstance(part, Absence):
+            _show_absence(part)
+        else:
+            _show_document(part)
 
 
 def _show_rows(rows: dict[str, str], indent: str = "") -> None:
@@ -129,6 +137,12 @@ def _list_facts(found: FoundDocument) -> dict[str, str]:
 
 def _show_document(found: FoundDocument) -> None:
     _show_rows(_list_facts(found))
+    _show_reading(found)
+
+
+def _show_reading(found: FoundDocument) -> None:
+    if found.unread is not None:
+        show(found.unread)
     if found.visits is not None:
         _show_visits(found.visits)
 
@@ -179,8 +193,7 @@ def _show_absence(absence: Absence) -> None:
         show("\nThe same text is in:")
     for twin in absence.twins:
         _show_rows(_list_facts(twin), indent="  ")
-        if twin.visits is not None:
-            _show_visits(twin.visits)
+        _show_reading(twin)
 
 
 def _show_file(file: FileContents) -> None:
@@ -220,25 +233,35 @@ def _show_next(found: Whereabouts, data: Sequence[str], options: str, run: Path 
     shown = next((one for one in (*found.documents, *twins)), None)
     commands = []
     if shown is not None:
-        one_path = data[0] if len(data) == 1 and not shown.name else shown.path
-        here = typed(Path(one_path))
-        split = "" if shown.split == "train" else f" --split {shlex.quote(shown.split)}"
-        place = f" --token {shown.start}" if shown.document is None else ""
+        split = "" if shown.split == "train" else f" --split {quote(shown.split)}"
+        place = f" --token {shown.start}"
         if shown.document is not None:
             place = f" --document {shown.document.number}"
-        commands.append(f"tokenmill peek {here}{options}{split}{place}")
-    asked = " ".join(map(shlex.quote, [*data, found.what]))
+        unknown = " --tokenizer NAME" if shown.text is None else ""
+        here = _type_path(shown, data)
+        commands.append(f"tokenmill peek {here}{options}{unknown}{split}{place}")
     for file in found.files:
         if sum(file.documents.values()) > 1:
-            unit = file.source.unit
-            which = " ".join(
-                map(shlex.quote, [*data, f"{file.source.path}:{unit}={file.first[-1].offset}"])
-            )
+            place = f"{file.source.path}:{file.source.unit}={file.first[-1].offset}"
+            which = " ".join(map(quote, [*data, place]))
             commands.append(f"tokenmill where {which}{options}")
     if run is not None and shown is not None and shown.visits and shown.visits.first:
         step = (shown.visits.latest or shown.visits.first[0]).step
         commands.append(f"tokenmill explain --run {typed(run)} --step {step}")
-    if run is None and shown is not None and shown.visits is None and shown.split == "train":
+    is_unasked = shown is not None and shown.visits is None and shown.unread is None
+    if run is None and is_unasked and shown is not None and shown.split == "train":
+        asked = " ".join(map(quote, [*data, found.what]))
         commands.append(f"tokenmill where {asked}{options} --run runs/NAME")
+    if shown is None and not commands:
+        missing: list[_Part] = [*found.absences, *found.files]
+        for one in missing[:1]:
+            is_listed = isinstance(one, Absence) and one.reason == EXCLUDED
+            command, show_list = ("exclude", " --list") if is_listed else ("info", "")
+            commands.append(f"tokenmill {command} {_type_path(one, data)}{show_list}")
     if commands:
         show_next(*commands)
+
+
+def _type_path(found: _Part, data: Sequence[str]) -> str:
+    """Return the path of a dataset for a command: as the user typed it, if there is only one."""
+    return typed(Path(data[0] if len(data) == 1 and not found.name else found.path))

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tokenmill.dataset.opening import Dataset, open
 from tokenmill.errors import TokenmillError, UnregisteredTokenizerError, UsageError
+from tokenmill.html import render
 from tokenmill.inspect.search.search import search as find_text
 from tokenmill.inspect.where.described import Describer
 from tokenmill.inspect.where.file_finder import FileFinder
@@ -36,7 +37,7 @@ from tokenmill.progress import Watcher, watching
 from tokenmill.storage.object_path import as_path
 from tokenmill.store.documents import Document
 from tokenmill.tokenizers import Tokenizer
-from tokenmill.wording import one_line
+from tokenmill.wording import count, one_line
 
 _BATCH = 1 << 18  # documents added each time the list is rewritten
 _SHOWN = 40  # tokens decoded for the beginning of a text
@@ -63,6 +64,27 @@ class Excluded:
 
     def __iter__(self) -> Iterator[Exclusion]:
         return read_list(self.path)
+
+    def __repr__(self) -> str:
+        path = repr(one_line(self.path)[-200:])
+        known = f", {count(self.known)} already listed" if self.known else ""
+        return f"<Excluded {path}: {count(self.added)} added, {count(self.removed)} removed{known}>"
+
+    def _repr_html_(self) -> str:
+        names = ("added", "known", "removed", "tokens")
+        facts = [(name, count(getattr(self, name))) for name in names]
+        rows = [
+            (
+                entry.key,
+                "" if entry.source is None else f"{entry.source}, {entry.offset}",
+                entry.beginning or "",
+                entry.because or "",
+            )
+            for entry in self.examples
+        ]
+        heads = ("key", "source", "beginning", "because")
+        tables = [("First documents", heads, rows)] if rows else []
+        return render(f"List of excluded documents {self.path}", facts, *tables)
 
 
 def exclude(

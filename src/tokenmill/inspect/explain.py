@@ -20,16 +20,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.opening import Dataset
+from tokenmill.dataset.named import parse_named
+from tokenmill.dataset.opening import Dataset, open
 from tokenmill.dataset.paths import AnyPath
 from tokenmill.errors import UsageError
+from tokenmill.html import ROWS, render
+from tokenmill.hub.paths import is_hub_path
 from tokenmill.inspect.peek import check_vocabulary
 from tokenmill.inspect.run_view import Integers, Place, RowSpan, RunView, open_run, view_data
 from tokenmill.load.settings import check_whole
 from tokenmill.order.rows import Kind
 from tokenmill.store.documents import Document
 from tokenmill.store.tokens import Tokens
-from tokenmill.wording import brief
+from tokenmill.wording import brief, count, counted
 
 TEXT_LENGTH = 80  # characters of the beginning of a document, by default
 MOST_ROWS = 4_096  # rows explained by one call, which takes a second or two
@@ -76,7 +79,8 @@ class ExplainedToken:
     """A token: its id, its place in a shard, and its document, if known.
 
     For a run, `times_read` is how often the run has read it so far, and `reads` are the first rows
-    in which it did. Both are None without a run.
+    in which it did. Both are None without a run. `unread` says why no step reads the token, if it is
+    held out for validation.
     """
 
     source: str
@@ -87,6 +91,7 @@ class ExplainedToken:
     document: Document | None
     times_read: int | None
     reads: tuple[int, ...] | None
+    unread: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +110,45 @@ class Explanation:
     token: ExplainedToken | None
     row_count: int | None
     rows: tuple[ExplainedRow, ...]
+
+    def __repr__(self) -> str:
+        documents = sum(len(row.documents) for row in self.rows)
+        parts = f"{counted(len(self.rows), 'row')}, {counted(documents, 'part')} of documents"
+        return f"<Explanation of {self._name_subject()}: {parts}>"
+
+    def _name_subject(self) -> str:
+        if self.token is not None:
+            return f"token {count(self.token.token)}"
+        if self.step is None:
+            return f"row {count(self.rows[0].span.row)}"
+        return f"step {count(self.step)}" + ("" if self.rank is None else f", rank {self.rank}")
+
+    def _repr_html_(self) -> str:
+        facts = [("data", ", ".join(self.paths.values())), ("tokens of a row", count(self.seq_len))]
+        if self.token is not None:
+            facts.append(("id of the token", str(self.token.id)))
+            if self.token.times_read is not None:
+                facts.append(("rows that have read it", count(self.token.times_read)))
+            if self.token.unread is not None:
+                facts.append(("not read", self.token.unread))
+        # A table shows no more than `ROWS` parts, and counts the others.
+        parts = [(row, part) for row in self.rows for part in row.documents]
+        cells = [_list_part(row, part) for row, part in parts[:ROWS]] + [()] * len(parts[ROWS:])
+        heads = ("row", "step", "loss", "token", "document", "source", "text")
+        return render(f"Explanation of {self._name_subject()}", facts, ("", heads, cells))
+
+
+def _list_part(row: ExplainedRow, part: RowDocument) -> tuple[str, ...]:
+    document, source = part.document, None if part.document is None else part.document.source
+    return (
+        count(row.span.row),
+        count(row.place.step),
+        "" if row.loss is None else f"{row.loss:.4f}",
+        str(part.start),
+        "" if document is None else str(document.number),
+        "" if document is None or source is None else f"{source.path}, {document.offset}",
+        "" if part.text is None else repr(part.text),
+    )
 
 
 def explain(
@@ -176,14 +220,13 @@ def explain(
         "split": split,
     }
     given = {name: value for name, value in settings.items() if value is not None}
-    view = make_view(data, run=run, settings=given, opening=opening)
-    asked = {"step": step, "row": row, "token": token}
-    if sum(one is not None for one in asked.values()) != 1:
+    if sum(one is not None for one in (step, row, token)) != 1:
         raise UsageError("give one of `step=N`, `row=N` and `token=N`.")
     if rank is not None and step is None:
         raise UsageError("`rank` needs a `step`.")
     if source is not None and token is None:
         raise UsageError("`source` needs `token=N`: a step or row may be of any source.")
+    view = make_view(data, run=run, settings=given, opening=opening)
     explained = None
     if step is not None:
         rows: Sequence[int] = view.step_rows(step, rank)
@@ -221,7 +264,10 @@ def make_view(
     `settings` are the loader settings that the user gave. With `run` they are refused, because the
     folder of a run has its own.
 
-    >>> make_view("data", run=None, settings={"seq_len": 1024}, opening={})
+    >>> import tempfile
+    >>> file = f"{tempfile.mkdtemp()}/ids.npy"
+    >>> np.save(file, np.arange(9))
+    >>> make_view(file, run=None, settings={"seq_len": 1024}, opening={})
     Traceback (most recent call last):
     ...
     tokenmill.errors.UsageError: which rows are read depends on the settings of the loader. Give \
@@ -239,6 +285,9 @@ def make_view(
         )
     lacks = [name for name in ("seq_len", "batch_size") if name not in settings]
     if lacks:
+        for one in parse_named([data] if isinstance(data, (str, os.PathLike)) else data):
+            if not is_hub_path(one.path):
+                open(one.path, cache_bytes=0, **opening)  # if there is no such data, say that first
         raise UsageError(
             "which rows are read depends on the settings of the loader. Give "
             f"{' and '.join(f'`{name}=N`' for name in lacks)}, or the folder of a run: "
@@ -252,14 +301,17 @@ def _explain_token(
 ) -> tuple[ExplainedToken, list[int]]:
     """Explain a token, and return the rows that hold it in the first epoch of its source."""
     name = _choose_source(view, source)
-    tokens, order = view.tokens(name), view.order(name)
+    read, order = view.tokens(name), view.order(name)
     place = check_whole("token", token)
-    place += len(tokens) if place < 0 else 0
+    place += len(read) if place < 0 else 0
+    # The run may hold out the end of the split. Its tokens and documents are those of the whole split.
+    tokens = read if 0 <= place < len(read) else view.whole[name].get(view.split, read)
     if not 0 <= place < len(tokens):
         raise UsageError(
             f"there is no token {brief(token)}: split {view.split!r} has {len(tokens):,} tokens, numbered 0 "
             f"to {len(tokens) - 1}."
         )
+    unread = view.find_unread(name, view.split, place, place + 1)
     reads = None
     if view.row_count is not None:
         reads = view.find_rows(name, place, place + 1, last_row=view.row_count)
@@ -273,7 +325,10 @@ def _explain_token(
         document=None if tokens.documents is None else tokens.documents.at(place),
         times_read=None if reads is None else len(reads),
         reads=None if reads is None else tuple(reads[:MOST_READS].tolist()),
+        unread=unread,
     )
+    if unread is not None:
+        return explained, []
     last = view.find_epoch_end(name, 0)
     rows = view.find_rows(name, place, place + 1, last_row=last)
     # With replacement, one epoch may read a token many times, or not at all.

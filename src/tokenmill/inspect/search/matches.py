@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tokenmill.html import render
 from tokenmill.inspect.search.scan import MARGIN, Found
 from tokenmill.inspect.search.vocabulary import Vocabulary
 from tokenmill.store.documents import Document
 from tokenmill.store.tokens import Tokens
+from tokenmill.wording import one_line
 
 CONTEXT = 100  # bytes of text before and after a match
 _BLOCK = 1 << 20  # tokens read at once
@@ -36,6 +38,21 @@ class Match:
     before: str
     found: str
     after: str
+
+    def __repr__(self) -> str:
+        place = f"document {self.document.number}, " if self.document is not None else ""
+        text = repr(f"{self.before[-20:]}[{self.found[:40]}]{self.after[:20]}")
+        return f"<Match in {one_line(self.split)}, {place}token {self.token}: {text}>"
+
+    def _repr_html_(self) -> str:
+        facts: list[tuple[str, object]] = [("split", self.split), ("token", self.token)]
+        if self.document is not None:
+            facts.insert(1, ("document", self.document.number))
+            if self.document.source is not None:
+                place = f"{self.document.source.path}, {self.document.offset}"
+                facts.append(("source", place))
+        facts += [("before", self.before), ("found", self.found), ("after", self.after)]
+        return render("Match", facts)
 
 
 class Describer:

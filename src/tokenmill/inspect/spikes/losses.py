@@ -66,6 +66,10 @@ def read_losses(path: str | os.PathLike[str], *, per: Per | None = None) -> Loss
     ('step', [4.5, nan])
     """
     place = Path(path)
+    if not place.exists():
+        raise InputError(
+            f"there is no file {place}. Give the losses as .npy, .jsonl or raw float32 (.f32)."
+        )
     with open_foreign(place.parent, place.name) as file:
         head = file.read(LONGEST_HEADER)
         size = file.seek(0, io.SEEK_END)

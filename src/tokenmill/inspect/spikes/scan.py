@@ -189,8 +189,9 @@ class RowCurve(Curve):
         for step, _, losses in self.pieces(first, first + len(centers)):
             here = slice(step - first, step - first + len(losses))
             distances = np.abs(_only_finite(losses) - centers[here, None])
-            known = np.maximum((~np.isnan(distances)).sum(axis=1), 1)
-            means[here] = np.nansum(distances, axis=1) / known
+            known = (~np.isnan(distances)).sum(axis=1)
+            sums = np.nansum(distances, axis=1)
+            means[here] = np.where(known > 0, sums / np.maximum(known, 1), np.nan)
             medians[here] = row_medians(distances)[0]
         return medians, means
 

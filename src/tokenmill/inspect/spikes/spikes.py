@@ -19,6 +19,7 @@ import numpy as np
 
 from tokenmill.dataset.paths import AnyPath
 from tokenmill.errors import DatasetError, UsageError
+from tokenmill.html import Table, render
 from tokenmill.inspect.explain import ExplainedRow, explain_rows, make_view
 from tokenmill.inspect.row_documents import Integers, has_documents
 from tokenmill.inspect.run_view import RunView
@@ -118,6 +119,46 @@ class SpikeReport:
             f"<SpikeReport: {counted(self.spike_count, 'spike')} in {counted(self.steps, 'step')}, "
             f"{suspects}>"
         )
+
+    def _repr_html_(self) -> str:
+        facts = [("steps", count(self.steps)), ("judged by the loss of each", self.per)]
+        facts += [("spikes", count(self.spike_count))]
+        if self.high_row_count is not None:
+            facts.append(("rows that stand out", count(self.high_row_count)))
+        if self.nan + self.infinite:
+            facts.append(("NaN or infinite losses", count(self.nan + self.infinite)))
+        facts += [("note", note) for note in self.notes]
+        spikes = [
+            (
+                count(one.step),
+                f"{one.loss:.4f}",
+                f"{one.expected:.4f}",
+                f"{one.score:.1f}",
+                one.cause,
+            )
+            for one in self.spikes
+        ]
+        tables: list[Table] = []
+        if spikes:
+            heads = ("step", "loss", "expected", "spreads", "cause")
+            tables.append(("Spikes, the worst first", heads, spikes))
+        if self.suspects:
+            heads = ("document", "source", "excess", "rows that stand out", "text")
+            rows = [_list_suspect(one) for one in self.suspects]
+            tables.append(("Documents that stand out", heads, rows))
+        return render("Spikes of the loss", facts, *tables)
+
+
+def _list_suspect(one: Suspect) -> tuple[str, ...]:
+    document = one.document
+    source = None if document is None else document.source
+    return (
+        f"at token {one.start}" if document is None else str(document.number),
+        one.source if document is None or source is None else f"{source.path}, {document.offset}",
+        f"{one.excess:.2f}",
+        f"{count(one.high_rows)} of {count(one.rows)}",
+        "" if one.text is None else repr(one.text),
+    )
 
 
 def spikes(

@@ -53,14 +53,21 @@ class Describer:
             shard_token=shard_token,
             text=text,
         )
-        return replace(found, visits=self._find_visits(found))
-
-    def _find_visits(self, found: FoundDocument) -> Visits | None:
         view = self._view
-        if view is None or found.split != view.split:
-            return None
-        # If the run held out the end of the split for validation, it does not read those tokens.
-        stop = min(found.start + found.length, len(view.tokens(found.name)))
-        if found.start >= stop:
-            return None
-        return find_visits(view, found.name, found.start, stop, _VISITS)
+        if view is None:
+            return found
+        return replace(
+            found,
+            visits=_find_visits(view, found),
+            unread=view.find_unread(name, split, start, start + length),
+        )
+
+
+def _find_visits(view: RunView, found: FoundDocument) -> Visits | None:
+    if found.split != view.split:
+        return None
+    # If the run held out the end of the split for validation, it does not read those tokens.
+    stop = min(found.start + found.length, len(view.tokens(found.name)))
+    if found.start >= stop:
+        return None
+    return find_visits(view, found.name, found.start, stop, _VISITS)

@@ -37,10 +37,13 @@ from tokenmill.inspect.where.whereabouts import Absence, FileContents, Whereabou
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.progress import Watcher
 from tokenmill.sources.files import SourceFile
+from tokenmill.sources.read import read_blocks
 from tokenmill.storage.addresses import is_address
 from tokenmill.store.documents import Document
 from tokenmill.store.tables import Source
 from tokenmill.wording import count, one_line
+
+_NO_TEXT = "the file has no text"
 
 
 class FileFinder:
@@ -189,10 +192,11 @@ class _OneSource:
         answer = self._answer(first[:1] if total == 1 else ())
         if not total and self._fault is None and self._settings is not None:
             opened = self._open()
-            if opened is not None and opened.size:
+            if self._is_empty(opened):
+                answer = self._absent(None, "empty", _NO_TEXT)
+            elif opened is not None:
                 record = self._finder.read(opened, self._settings, 0, 0)
-                if record is not None:
-                    answer = replace(answer, absences=(self._explain(0, record),))
+                answer = replace(answer, absences=(self._explain(0, record),))
         return replace(answer, files=(file,), notes=tuple(self._notes))
 
     def find(self) -> Whereabouts:
@@ -201,6 +205,8 @@ class _OneSource:
         if self._fault is not None:
             return self._absent(number, SET_ASIDE, self._fault)
         opened = self._open()
+        if number == int(unit == "line") and self._is_empty(opened):
+            return self._absent(0, "empty", _NO_TEXT)
         if unit == "line":
             if opened is None:
                 return self._find_rejected(line=number)
@@ -248,6 +254,12 @@ class _OneSource:
                     self._notes.append(note)
                 return opened
         return None
+
+    def _is_empty(self, opened: SourceFile | None) -> bool:
+        """Return whether the file has no text, and had none when the dataset was made."""
+        if opened is None or opened.size != self._source.bytes or not opened.size:
+            return not (self._source.bytes or (opened and opened.size))
+        return bool(opened.compression) and not any(read_blocks(opened))
 
     def _explain(self, place: int, record: SourceRecord | None) -> Absence:
         assert self._settings is not None

@@ -24,7 +24,7 @@ import tokenmill.dataset.opening
 from tokenmill.dataset.named import parse_named
 from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.paths import AnyPath
-from tokenmill.errors import UsageError
+from tokenmill.errors import DatasetError, TokenizerError, UsageError
 from tokenmill.inspect.explain import make_view
 from tokenmill.inspect.run_view import RunView
 from tokenmill.inspect.search.search import search
@@ -43,6 +43,7 @@ Kind = Literal["file", "key", "text", "token", "document"]
 
 _NUMBERED = re.compile(r"(token|document)[=: ]([0-9][0-9,]{0,24})")
 _COMPARED = 100  # sources to look at, to learn how the names of sources end
+_LONGEST_NAME = 1_000  # characters of a text that may have been meant as the name of a source
 
 
 def where(
@@ -122,7 +123,7 @@ def where(
         if split is not None and run is None:
             given["split"] = split
         view = make_view(data, run=run, settings=given, opening=opening)
-        datasets = {name: _without_held_out(one) for name, one in view.datasets.items()}
+        datasets = dict(view.whole)
     else:
         paths = [data] if isinstance(data, (str, os.PathLike)) else data
         datasets = {
@@ -131,13 +132,6 @@ def where(
         }
     with watching(watcher, progress) as shown:
         return Finder(datasets, view, limit=limit, split=split, watcher=shown).find(what, kind)
-
-
-def _without_held_out(dataset: Dataset) -> Dataset:
-    """Return a prepared dataset with its own splits, even if a run held out a part of its train."""
-    if dataset.manifest is None:
-        return dataset
-    return tokenmill.dataset.opening.open(dataset.path, cache_bytes=0)
 
 
 class Finder:
@@ -179,7 +173,20 @@ class Finder:
             return found
         if kind == "file" or (kind is None and self._looks_like_source(parse_place(what).name)):
             raise self._no_source(parse_place(what).name)
-        return self._find_text(what)
+        if kind == "text":
+            return self._find_text(what)
+        try:
+            found = self._find_text(what)
+        except TokenizerError:
+            if self._prepared:
+                raise
+            raise DatasetError(
+                f"{one_line(what)!r} is no file, because {self._lacks_sources()}. And it cannot be "
+                "searched for as text, because the tokenizer is unknown: give `tokenizer=NAME`."
+            ) from None
+        if not found.documents and (note := self._find_hint(parse_place(what).name)):
+            found = replace(found, notes=(note,))
+        return found
 
     def _find_number(
         self, what: str, kind: Kind | None, numbered: re.Match[str] | None
@@ -290,13 +297,31 @@ class Finder:
             for source in islice(dataset.manifest.sources, _COMPARED)
         )
 
-    def _no_source(self, name: str) -> UsageError:
-        path = ", ".join(str(dataset.path) for dataset in self._prepared.values())
-        hint = ""
+    def _lacks_sources(self) -> str:
+        """Say which data records no sources, if there is no prepared dataset."""
+        (dataset, *_) = self._datasets.values()
+        return f"{dataset.path} is in the format {dataset.format}, which records no sources and no keys"
+
+    def _find_hint(self, name: str) -> str | None:
+        """Return what a name may have meant that is no text of the data, or None."""
+        if not self._prepared:
+            return f"{self._lacks_sources()}: files cannot be found in it."
+        if len(name) <= _LONGEST_NAME and (near := self._find_near(name)):
+            return f"No source is named {one_line(name)}. Did you mean {one_line(near)}?"
+        return None
+
+    def _find_near(self, name: str) -> str | None:
+        """Return the name of a source that is similar, or None."""
         for dataset in self._prepared.values():
             assert dataset.manifest is not None
-            if not hint and (near := find_nearest(dataset.manifest.sources, name)):
-                hint = f" Did you mean {one_line(near)}?"
+            if near := find_nearest(dataset.manifest.sources, name):
+                return near
+        return None
+
+    def _no_source(self, name: str) -> UsageError:
+        path = ", ".join(str(dataset.path) for dataset in self._prepared.values())
+        near = self._find_near(name)
+        hint = f" Did you mean {one_line(near)}?" if near else ""
         return UsageError(
             f"{path} has no source {name!r}, and there is no such file.{hint} To search for it as text, "
             "add `kind='text'`."

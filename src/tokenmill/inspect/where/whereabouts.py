@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tokenmill.html import Table, render
 from tokenmill.store.documents import Document
 from tokenmill.store.tables import Source
+from tokenmill.wording import counted, one_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,9 @@ class FoundDocument:
     `name` is the dataset's name in a mixture, or "". The tokens are [start, start + length) of the
     split; the first of them is token `shard_token` of the file `shard`. `text` is the beginning of
     the text, or None if the tokenizer is unknown. After a search for text, `found` is the token of
-    the split at which the text was found.
+    the split at which the text was found. If a run or a loader was given, `visits` says when it reads
+    the document; None if it never does. `unread` says why it does not read the document, or the end
+    of it, as when it is held out for validation.
     """
 
     name: str
@@ -66,6 +70,7 @@ class FoundDocument:
     text: str | None = None
     found: int | None = None
     visits: Visits | None = None
+    unread: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,3 +127,60 @@ class Whereabouts:
     absences: tuple[Absence, ...] = ()
     files: tuple[FileContents, ...] = ()
     notes: tuple[str, ...] = field(default=())
+
+    def __repr__(self) -> str:
+        what = repr(one_line(self.what[:100]))
+        more = "" if self.is_all else " and more"
+        found = [f"{counted(len(self.documents), 'document')}{more}"] if self.documents else []
+        found += [f"not in the dataset: {one_line(one.reason)[:100]}" for one in self.absences[:1]]
+        found += [counted(len(self.files), "file")] if self.files else []
+        return f"<Whereabouts of the {self.kind} {what}: {', '.join(found) or 'nothing found'}>"
+
+    def _repr_html_(self) -> str:
+        facts = [("note", note) for note in self.notes]
+        tables: list[Table] = []
+        if self.documents:
+            heads = ("document", "split", "tokens", "source", "text", "read")
+            tables.append(("Documents", heads, [_list_document(one) for one in self.documents]))
+        if self.absences:
+            cells = [
+                (
+                    one.source if one.start is None else f"{one.source}, {one.unit} {one.start}",
+                    one.reason,
+                    one.detail,
+                    one.key or "",
+                )
+                for one in self.absences
+            ]
+            tables.append(("Not in the dataset", ("record", "reason", "because", "key"), cells))
+            twins = [_list_document(twin) for one in self.absences for twin in one.twins]
+            if twins:
+                heads = ("document", "split", "tokens", "source", "text", "read")
+                tables.append(("The same text", heads, twins))
+        if self.files:
+            rows = [
+                (
+                    one.source.path,
+                    ", ".join(f"{n:,} in {name}" for name, n in one.documents.items()),
+                )
+                for one in self.files
+            ]
+            tables.append(("Files", ("file", "documents"), rows))
+        return render(f"Whereabouts of {self.what}", facts, *tables)
+
+
+def _list_document(found: FoundDocument) -> tuple[str, ...]:
+    document, visits = found.document, found.visits
+    source = None if document is None else document.source
+    read = found.unread or ""
+    if visits is not None and not read:
+        steps = [f"step {visit.step:,}" for visit in visits.first]
+        read = ", ".join(steps) if steps else "never"
+    return (
+        "" if document is None else f"{document.number:,}",
+        found.split,
+        f"{found.start} to {found.start + found.length - 1}",
+        "" if document is None or source is None else f"{source.path}, {document.offset}",
+        found.text or "",
+        read,
+    )
