@@ -7,6 +7,7 @@ import re
 from html import unescape
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 import pytest
@@ -42,6 +43,37 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> tokenmill.Dataset:
 def show(dataset: tokenmill.Dataset, **query: object) -> Page:
     values = {name: str(value) for name, value in query.items()}
     return show_batches(Viewer(datasets={"": dataset}), Query(values))
+
+
+def test_datasets_with_weights_are_read_as_a_mixture(
+    dataset: tokenmill.Dataset, tmp_path: Path
+) -> None:
+    (tmp_path / "b.txt").write_text("\n".join(f"other {number}" for number in range(300)))
+    tokenmill.prepare(tmp_path / "b.txt", tmp_path / "b", tokenizer="bytes", documents="line")
+    datasets = {"a": dataset, "b": tokenmill.open(tmp_path / "b")}
+    weights = {"a": 0.6, "b": 0.4}
+    viewer = Viewer(datasets=datasets, weights=weights)
+    sizes = {"seq_len": 32, "batch_size": 12}
+    query = {name: str(value) for name, value in (sizes | {"step": 5}).items()}
+    page = show_batches(viewer, Query(query))
+    named = [f"{name}={one.path}:{weights[name]}" for name, one in datasets.items()]
+    expected = tokenmill.explain(named, step=5, **sizes).rows
+    assert [row.span for row in page.values["rows"]] == [row.span for row in expected]
+    assert {row.span.source for row in page.values["rows"]} == {"a", "b"}
+    html = Templates(names={"viewer": viewer}).render(page, data="")
+    assert "mixture: a 0.6, b 0.4" in html
+    for link in re.findall(r'href="(/document/[^"]*)"', html):
+        assert "data=" in link
+    (link,) = re.findall(r'href="(/batches[^"]*)" rel="next"', html)
+    assert show_batches(viewer, Query(parse(link))).values["settings"].loader["data"] != "a"
+    alone = show_batches(viewer, Query(query | {"data": "b"}))
+    assert {row.span.source for row in alone.values["rows"]} == {""}
+    html = Templates(names={"viewer": viewer}).render(alone, data="b")
+    assert {parse(link)["data"] for link in re.findall(r'href="(/document/[^"]*)"', html)} == {"b"}
+
+
+def parse(link: str) -> dict[str, str]:
+    return dict(parse_qsl(urlsplit(unescape(link)).query))
 
 
 @pytest.mark.parametrize("order", ["shuffled", "sequential", "blocks", "random"])

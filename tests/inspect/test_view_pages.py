@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 import numpy as np
 import pytest
@@ -93,6 +93,43 @@ def _all_pages(viewer: Viewer, path: str) -> list[int]:
             return found
         path = str(following[0]["href"])
     raise AssertionError("it does not end")
+
+
+def _all_listed(viewer: Viewer, path: str) -> list[tuple[str, int]]:
+    """The splits and numbers of all listed documents, on this page and those after it."""
+    found: list[tuple[str, int]] = []
+    for _ in range(1000):
+        html = viewer.page(path)
+        for link in read_links(html, "/document/"):
+            split = parse_qs(urlsplit(link).query)["split"][0]
+            found.append((split, int(re.findall(r"/document/(\d+)", link)[0])))
+        following = [one for one in read_tags(html, "a") if one.get("rel") == "next"]
+        if not following:
+            return found
+        path = str(following[0]["href"])
+    raise AssertionError("it does not end")
+
+
+def test_reasons_for_dropping_documents_are_explained_with_examples(tmp_path):
+    lines = ['{"text": "one"}', '{"text": "one"}', '{"text": ""}', '{"other<b>": 1}', "[}"]
+    (tmp_path / "a<i>.jsonl").write_text("\n".join(lines) + "\n")
+    tokenmill.prepare(tmp_path / "a<i>.jsonl", tmp_path / "data", tokenizer="bytes", val_fraction=0)
+    with Viewer(tmp_path / "data") as one:
+        html = one.page("/")
+        links = {link for link in read_links(html, "/dropped") if "#" in link}
+        assert len(links) == 4
+        page = one.page("/dropped")
+        anchors = {tag.get("id") for tag in read_tags(page, "tr")}
+        assert {link.partition("#")[2] for link in links} <= anchors
+    rejected = (tmp_path / "data" / "rejected.jsonl").read_text().splitlines()
+    text = read_text(page)
+    assert len(rejected) == 2
+    for entry in map(json.loads, rejected):
+        assert entry["source"] in text
+        assert entry["reason"] in text
+        assert f"line {entry['line']}, byte {entry['offset']}" in text
+    assert "An earlier document has the same text" in text
+    assert "<i>" not in page
 
 
 def test_the_text_of_a_document_is_shown_exactly(viewer, dataset):
@@ -277,15 +314,35 @@ def test_the_overview_shows_statistics_once_they_are_computed(viewer, dataset):
     html = viewer.page("/")
     for heading in ("Length of documents", "Sources", "Scripts", "Frequent tokens"):
         assert f"<h2>{heading}</h2>" in html
-    for link in read_links(html, "/documents?"):
-        assert viewer.page(link)
-    lengths = [one.length for split in dataset.values() for one in split.documents]
-    for link in read_links(html, "/documents?"):
-        bounds = re.findall(r"least=(\d+)&most=(\d+)", link)
-        for low, high in bounds:
-            label = next(one for one in read_tags(html, "a") if one.get("href") == link)
-            count = sum(int(low) <= one <= int(high) for one in lengths)
-            assert f"{count:,} document" in str(label["aria-label"])
+    every = [
+        (split, one.number, one.length, one.source.path)
+        for split in dataset
+        for one in dataset[split].documents
+    ]
+    counted = 0
+    for tag in read_tags(html, "a"):
+        link = str(tag.get("href"))
+        if not link.startswith("/documents?"):
+            continue
+        asked = {name: value for name, (value,) in parse_qs(urlsplit(link).query).items()}
+        low, high = int(asked.get("least", 0)), int(asked.get("most", 1 << 60))
+        expected = {
+            (split, number)
+            for split, number, length, path in every
+            if low <= length <= high
+            and asked.get("source", path) == path
+            and asked.get("split", split) == split
+        }
+        assert set(_all_listed(viewer, link)) == expected, link
+        if "aria-label" in tag and "least" in asked:
+            assert f"{len(expected):,} document" in str(tag["aria-label"])
+            counted += len(expected)
+    assert counted == len(every)  # the columns of the histogram
+    ids = np.concatenate([split[:] for split in dataset.values()])
+    tokens = [one for one in read_tags(html, "a") if "kind=ids" in str(one.get("href"))]
+    assert len(tokens) == 24
+    wanted = int(parse_qs(urlsplit(str(tokens[5]["href"])).query)["q"][0])
+    assert len(_all_listed(viewer, str(tokens[5]["href"]))) == np.count_nonzero(ids == wanted)
 
 
 def test_a_long_document_has_pages(tmp_path):

@@ -74,6 +74,55 @@ def test_a_run_alone_shows_its_data(made):
         assert viewer.get("/document/3?start=999999").status == 400
 
 
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    """A dataset with a single split, and a run that held out the last 30% of its tokens."""
+    folder = tmp_path_factory.mktemp("held")
+    (folder / "a.txt").write_text("".join(f"line {n} {'word ' * (n % 30)}\n" for n in range(60)))
+    options = {"tokenizer": "bytes", "documents": "line", "val_fraction": 0}
+    tokenmill.prepare(folder / "a.txt", folder / "data", **options)
+    part = tokenmill.open(folder / "data", val_fraction=0.3)["train"]
+    loader = Loader(part, batch_size=CONFIG.batch_rows, seq_len=CONFIG.seq_len, seed=CONFIG.seed)
+    data = [str(folder / "data")]
+    writer = RunWriter(folder / "run", data, loader, CONFIG, val_fraction=0.3)
+    writer.write(np.ones((40, CONFIG.batch_rows)))  # more than one epoch
+    writer.close()
+    return folder / "data", folder / "run", len(part)
+
+
+def test_a_document_that_a_run_held_out_is_shown_as_held_out(held):
+    data, run, end = held
+    documents = tokenmill.open(data)["train"].documents
+    seen = set()
+    for arguments in ((data, "--run", run), ("--run", run)):
+        with Viewer(*arguments) as viewer:
+            cut = documents.at(end - 1).number
+            for number in (0, cut - 4, cut, cut + 1, len(documents) - 1):
+                document = documents[number]
+                html = viewer.page(f"/document/{number}?split=train")
+                (table,) = re.findall(r"<h2>Read by.*?</section>", html, re.DOTALL)
+                stop = document.start + document.length
+                is_read = document.start < end
+                assert ("/batches?" in table) == is_read
+                assert ("does not train on this document" in table) == (not is_read)
+                left = stop - end if document.start < end < stop else 0
+                assert (f"Its last {left} token" in table) == bool(left)
+                seen.add((is_read, bool(left)))
+    assert {(True, False), (True, True), (False, False)} <= seen
+
+
+def test_a_document_of_the_split_val_is_shown_as_held_out(made):
+    data, run, *_ = made
+    with Viewer(data, "--run", run) as viewer:
+        html = viewer.page("/document/0?split=val")
+        assert "Held out for validation: the run does not train on this document" in html
+
+
+def test_a_viewer_of_nothing_says_what_to_type():
+    with pytest.raises(RuntimeError, match="tokenmill view DATA, or tokenmill view --run RUN"):
+        Viewer()
+
+
 def test_compressed_shards_have_the_same_pages(made, tmp_path):
     data, *_ = made
     tokenmill.reshard(data, tmp_path / "small", tokens_per_shard=700, compress="zstd")

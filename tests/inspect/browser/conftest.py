@@ -13,13 +13,15 @@ from view_pages import ARGUMENTS, Visit, find_browser, serve
 import tokenmill
 from tokenmill.inspect.run_view import open_run
 
+NO_BROWSER = "no browser for the pages of tokenmill view; install Chromium and playwright"
+
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     path = find_browser()
     if path is None:
-        pytest.skip("Chromium is not installed: the pages of tokenmill view are not tested")
-    api = pytest.importorskip("playwright.sync_api")
+        pytest.skip(NO_BROWSER)
+    api = pytest.importorskip("playwright.sync_api", reason=NO_BROWSER)
     with api.sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=str(path), args=ARGUMENTS)
         yield opened

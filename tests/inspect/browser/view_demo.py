@@ -65,11 +65,13 @@ class RunWriter:
         *,
         batch_rows: int | None = None,
         world_size: int = 1,
+        val_fraction: float | None = None,
     ) -> None:
         folder.mkdir(parents=True)
         self.rows = batch_rows or config.batch_rows
         phase = RunPhase(step=0, row=0, batch_rows=self.rows, world_size=world_size)
-        write_run_data(folder, DataOrigin.of(data), loader.rows.identity, phase)
+        origin = DataOrigin.of(data, val_fraction=val_fraction)
+        write_run_data(folder, origin, loader.rows.identity, phase)
         (folder / "config.json").write_text(json.dumps(asdict(config)))
         self.config = config
         self.record = Record(folder, step=0, row=0)

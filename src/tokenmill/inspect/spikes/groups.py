@@ -86,7 +86,7 @@ def group_losses(view: RunView, curve: RowCurve, judge: Judge, watcher: Watcher)
             (np.ones(len(parts.rows)), losses[here][parts.rows], excess[here][parts.rows])
         )
         sums = (values * parts.counts).T
-        _add(sources, _name_sources(view, parts), sums)
+        _add(sources, name_sources(view, parts), sums)
         if all(tokens.documents is not None for tokens in view.rows.tokens):
             sizes = np.log2(np.maximum(parts.stops - parts.starts, 1)).astype(int)
             _add(lengths, sizes.tolist(), sums)
@@ -101,7 +101,8 @@ def group_losses(view: RunView, curve: RowCurve, judge: Judge, watcher: Watcher)
     )
 
 
-def _name_sources(view: RunView, parts: Parts) -> list[str]:
+def name_sources(view: RunView, parts: Parts) -> list[str]:
+    """Return the source of each part: the path of its file, in a mixture after the dataset's name."""
     names = []
     for source, start in zip(parts.sources.tolist(), parts.starts.tolist(), strict=True):
         documents = view.rows.tokens[source].documents

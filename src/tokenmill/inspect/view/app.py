@@ -3,7 +3,7 @@
 Guarantees: every answer is a page, a file of `static/` or JSON; errors are pages too. The templates
 escape all values in a page. Paths in a URL never become paths of files. At most `THREADS` pages are
 computed at once, and memory maps are released between pages, so memory does not grow with the number
-of requests.
+of requests. To start fast, only the overview is imported at first.
 """
 
 from __future__ import annotations
@@ -15,25 +15,23 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import cache
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenmillError, UsageError, lacks_memory
-from tokenmill.inspect.run_view import RunView
-from tokenmill.inspect.view import batches, documents, listing, overview, runs, search
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.rendering import Templates
 from tokenmill.inspect.view.security import Application, Guard, Refusal
-from tokenmill.inspect.view.spelling import find_speller
 from tokenmill.inspect.view.viewer import (
     Data,
     MissingPageError,
     Page,
     PageFunction,
-    Routes,
     Viewer,
 )
 from tokenmill.inspect.view.work import StatisticsWork
@@ -43,17 +41,24 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from tokenmill.inspect.run_view import RunView
+
 THREADS = 4
 MAPPED = 64 << 20  # bytes of mapped files in memory, above which the maps are released
 STATIC = "/static/"
-ROUTES: Routes = (
-    *overview.ROUTES,
-    *listing.ROUTES,
-    *documents.ROUTES,
-    *batches.ROUTES,
-    *runs.ROUTES,
-    *search.ROUTES,
-)
+# The functions of the pages, which are imported when they are first needed.
+PAGES = {
+    "/": "overview:show_overview",
+    "/statistics": "overview:show_progress",
+    "/dropped": "dropped:show_dropped",
+    "/documents": "listing:show_documents",
+    "/document/{number}": "documents:show_document",
+    "/batches": "batches:show_batches",
+    "/runs": "runs:show_runs",
+    "/runs/charts": "runs:show_charts",
+    "/runs/points": "runs:show_points",
+    "/search": "search:show_search",
+}
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
@@ -62,10 +67,12 @@ def make_app(
     run_views: Mapping[str, RunView],
     token: str,
     *,
+    weights: Mapping[str, float] | None = None,
     once: str = "",
 ) -> Application:
     """Return the application for some datasets and runs, by name; one dataset has the name "".
 
+    `weights` are those of the mixture of the datasets, for batches without a run.
     Requests need `token`, or for one request `once`: see `security`.
     """
     from starlette.applications import Starlette
@@ -73,7 +80,12 @@ def make_app(
     from starlette.routing import Route
 
     known = {"": datasets} if isinstance(datasets, Dataset) else dict(datasets)
-    viewer = Viewer(datasets=known, runs=dict(run_views), statistics=StatisticsWork(known))
+    viewer = Viewer(
+        datasets=known,
+        runs=dict(run_views),
+        weights=dict(weights or {}),
+        statistics=StatisticsWork(known),
+    )
     templates = Templates(names={"viewer": viewer})
     run_page = _make_runner()
     warm_up = Thread(target=_warm_up, args=(viewer,), daemon=True)
@@ -86,7 +98,7 @@ def make_app(
             with suppress(RuntimeError):  # another page started it, or memory ran out
                 warm_up.start()
 
-    def make_handler(show: PageFunction) -> Callable[[Request], Awaitable[Response]]:
+    def make_handler(place: str) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
             def answer() -> Response:
                 try:
@@ -99,9 +111,9 @@ def make_app(
                     {**request.query_params, **{k: str(v) for k, v in request.path_params.items()}}
                 )
                 try:
-                    found = show(viewer, query)
+                    found = find_page(place)(viewer, query)
                     if isinstance(found, Page):
-                        html = templates.render(found, data=query.text("data"))
+                        html = templates.render(found, data=viewer.name_data(query))
                         return _make_html(html, found.status)
                 except Exception as error:
                     found = explain(error)
@@ -126,13 +138,20 @@ def make_app(
         )
         return _make_html(templates.render(page, data=""), page.status)
 
-    routes = [Route(path, make_handler(show), methods=["GET"]) for path, show in ROUTES]
+    routes = [Route(path, make_handler(place), methods=["GET"]) for path, place in PAGES.items()]
     routes += [
         Route(STATIC + name, _serve(data, name), methods=["GET"]) for name, data in read_static()
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: handle_missing})
     app.router.redirect_slashes = False
     return Guard(app, token=token, refuse=refuse, public=(STATIC,), once=once)
+
+
+@cache
+def find_page(place: str) -> PageFunction:
+    """Return the function of a page, given as MODULE:FUNCTION of this package."""
+    module, _, function = place.partition(":")
+    return cast(PageFunction, getattr(import_module(f"{__package__}.{module}"), function))
 
 
 def explain(error: Exception) -> Page:
@@ -175,7 +194,12 @@ def bound_memory() -> None:
 
 
 def _warm_up(viewer: Viewer) -> None:
-    """Load the tokenizers, so that the first page with text does not have to."""
+    """Import the other pages and load the tokenizers, so that the next page does not have to."""
+    for place in PAGES.values():
+        with suppress(Exception):  # the page reports errors
+            find_page(place)
+    from tokenmill.inspect.view.spelling import find_speller
+
     for dataset in viewer.datasets.values():
         with suppress(Exception):  # the page that needs the tokenizer reports errors
             find_speller(dataset).warm_up()

@@ -3,12 +3,13 @@
 Guarantees: a page reads at most `PAGE_ROWS` rows, and shows at most `FOLDED` tokens of each, or
 `OPEN` tokens of one that is unfolded, whatever the size of a batch. With a run, the rows of any step
 are those that it trained on, and inputs that the run masked or rearranged are shown as the model saw
-them. Without a run, the user enters the settings of the loader in a form.
+them. Without a run, the user enters the settings of the loader in a form. Several datasets are read
+as a mixture, or one of them alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, cast
@@ -26,11 +27,19 @@ from tokenmill.inspect.view.row_pieces import Part, RowPiece, cut_pieces
 from tokenmill.inspect.view.run_curves import read_run_config
 from tokenmill.inspect.view.run_spikes import link_document
 from tokenmill.inspect.view.spelling import find_speller
-from tokenmill.inspect.view.viewer import MissingPageError, Page, Routes, Viewer, make_link
+from tokenmill.inspect.view.viewer import (
+    MissingPageError,
+    Page,
+    Viewer,
+    make_link,
+    order_splits,
+)
+from tokenmill.load.mixture import Mixture
 from tokenmill.load.rows import RunRows
 from tokenmill.load.settings import RowSettings
 from tokenmill.load.state import MOST_ROWS
 from tokenmill.order.rows import Kind
+from tokenmill.store.tokens import Tokens
 from tokenmill.training.augment import augment
 from tokenmill.training.config import MOST_STEPS, Config
 from tokenmill.wording import one_line
@@ -47,6 +56,7 @@ _MOST_PARTS = 1000  # documents of a row to draw
 _MOST_LISTED = 12  # documents of a row to list
 _MOST_MEAN_ROWS = 1 << 22
 _ORDERS: tuple[Kind, ...] = ("shuffled", "sequential", "blocks", "random")
+MIXTURE = "=mixture"  # the value of `data` for all datasets together; no name contains "="
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +188,8 @@ def show_batches(viewer: Viewer, query: Query) -> Page:
             "orders": _ORDERS,
             "heats": HEATS,
             "page_rows": PAGE_ROWS,
+            "mixture": _describe_mixture(viewer),
+            "mixture_value": MIXTURE,
             "counts": view.rows.counts(batch.stop) if len(view.rows.names) > 1 else {},
         },
     )
@@ -188,8 +200,11 @@ def _choose_view(viewer: Viewer, query: Query) -> tuple[str, RunView, dict[str, 
     if viewer.runs and query.text("run") != "-":
         name, view = viewer.choose_run(query)
         return name, view, {}
-    name, dataset = viewer.choose_dataset(query)
-    split = viewer.choose_split(query, dataset)
+    if len(viewer.weights) > 1 and query.text("data") in ("", MIXTURE):
+        name, split = MIXTURE, _choose_common_split(viewer, query)
+    else:
+        name, dataset = viewer.choose_dataset(query)
+        split = viewer.choose_split(query, dataset)
     loader = {
         "data": name,
         "split": split,
@@ -199,26 +214,44 @@ def _choose_view(viewer: Viewer, query: Query) -> tuple[str, RunView, dict[str, 
         "seed": str(query.number("seed", 0, low=-(1 << 62))),
         "order": query.choice("order", _ORDERS),
     }
-    return "", open_view(viewer, dataset, loader), loader
+    return "", open_view(viewer, loader), loader
 
 
-def open_view(viewer: Viewer, dataset: Dataset, loader: dict[str, str]) -> RunView:
-    """Return how a loader with these settings reads a dataset; the last few are kept."""
+def _choose_common_split(viewer: Viewer, query: Query) -> str:
+    """Return the split that `split=NAME` chooses among those that all datasets have."""
+    first, *others = viewer.datasets.values()
+    common = [one for one in order_splits(first) if all(one in other for other in others)]
+    if not common:
+        raise MissingPageError("The datasets have no split in common. Choose one with data=NAME.")
+    return query.choice("split", common)
+
+
+def open_view(viewer: Viewer, loader: dict[str, str]) -> RunView:
+    """Return how a loader with these settings reads its data; the last few are kept."""
     key = ("loader", *loader.values())
     kept: RunView | None = viewer.kept.get(key)
     if kept is None:
-        ranks = int(loader["world_size"])
         settings = RowSettings(
             seq_len=int(loader["seq_len"]),
             seed=int(loader["seed"]),
             order=cast(Kind, loader["order"]),
         )
+        split, ranks = loader["split"], int(loader["world_size"])
+        datasets: Mapping[str, Dataset] = viewer.datasets
+        if loader["data"] == MIXTURE:
+            weights = viewer.weights.items()
+            tokens: Tokens | Mixture = Mixture(
+                {name: (datasets[name][split], weight) for name, weight in weights}
+            )
+        else:
+            datasets = {"": datasets[loader["data"]]}
+            tokens = datasets[""][split]
         batch_rows = int(loader["batch_size"]) * ranks
         kept = RunView(
-            datasets={"": dataset},
-            rows=RunRows(dataset[loader["split"]], settings),
+            datasets=datasets,
+            rows=RunRows(tokens, settings),
             phases=[Phase(step=0, row=0, batch_rows=batch_rows, world_size=ranks)],
-            split=loader["split"],
+            split=split,
         )
         for old in [one for one in list(viewer.kept) if one[0] == "loader"][:-8]:
             viewer.kept.pop(old, None)
@@ -292,7 +325,7 @@ def _show_rows(
                     most=most,
                 ),
                 parts=parts,
-                documents=_list_documents(viewer, view, span.source, found, parts),
+                documents=_list_documents(viewer, view, settings, span.source, found, parts),
                 more_documents=max(0, found.count - _MOST_LISTED),
                 hidden_tokens=max(0, length - most),
                 is_open=is_open,
@@ -327,17 +360,23 @@ def _find_heats(losses: Floats) -> Integers:
 
 
 def _list_documents(
-    viewer: Viewer, view: RunView, source: str, found: RowDocuments, parts: Sequence[Part]
+    viewer: Viewer,
+    view: RunView,
+    settings: Settings,
+    source: str,
+    found: RowDocuments,
+    parts: Sequence[Part],
 ) -> list[ShownDocument]:
     """Return the first documents of a row, with links to their pages."""
     documents = view.tokens(source).documents
+    data = source or settings.loader.get("data", "")
     shown = []
     for n, part in enumerate(parts[:_MOST_LISTED]):
         document = documents[found.numbers[n]] if documents is not None else None
         shown.append(
             ShownDocument(
                 name=one_line(describe_document(document)) if document else "text",
-                link=link_document(viewer, source, document) if document else None,
+                link=link_document(viewer, data, document) if document else None,
                 colour=part.colour,
                 tokens=part.stop - part.start,
                 whole=document.length if document else None,
@@ -345,6 +384,12 @@ def _list_documents(
             )
         )
     return shown
+
+
+def _describe_mixture(viewer: Viewer) -> str:
+    """Return the weights of the mixture in words; "" if none were given."""
+    weights = viewer.weights if len(viewer.weights) > 1 else {}
+    return ", ".join(f"{one_line(name)} {weight:g}" for name, weight in weights.items())
 
 
 def _describe_inputs(config: Config | None) -> list[str]:
@@ -362,6 +407,3 @@ def _describe_inputs(config: Config | None) -> list[str]:
             f"{config.fim_fraction:.0%} of the rows are rearranged for fill-in-the-middle."
         )
     return notes
-
-
-ROUTES: Routes = (("/batches", show_batches),)

@@ -19,7 +19,6 @@ from tokenmill.inspect.view.spelling import find_speller
 from tokenmill.inspect.view.viewer import (
     MissingPageError,
     Page,
-    Routes,
     Viewer,
     make_link,
     read_tokens,
@@ -48,12 +47,18 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True)
 class RunReads:
-    """When a run read the tokens of a page. `more` is how many further rows there are."""
+    """When a run read the tokens of a page. `more` is how many further rows there are.
+
+    `held_out` is how many of the tokens the run held out for validation; `is_held_out` says whether
+    these are all of them.
+    """
 
     run: str
     reads: tuple[Read, ...]
     more: int
     rows: int
+    held_out: int = 0
+    is_held_out: bool = False
 
 
 def show_document(viewer: Viewer, query: Query, *, link: Link = make_link) -> Page:
@@ -127,24 +132,42 @@ def _choose_range(query: Query, document: Document) -> tuple[int, int, int | Non
 
 
 def _find_reads(viewer: Viewer, tokens: Tokens, start: int, stop: int) -> Iterator[RunReads]:
-    """Yield for each run that reads this split the rows that hold some of the tokens [start, stop)."""
+    """Yield for each run on this data the rows that hold some of the tokens [start, stop).
+
+    A run with `val_fraction` reads the beginning of the split `train`; the rest was held out.
+    """
     for name, run in viewer.runs.items():
         rows = run.row_count or 0
         for source in run.rows.names or ("",):
-            own = run.tokens(source)
-            if (
-                own.split != tokens.split
-                or len(own) != len(tokens)
-                or not is_same_data(own.identity, tokens.identity)
-            ):
+            own, dataset = run.tokens(source), run.datasets[source]
+            if _is_same(run.whole[source].get(own.split), tokens):
+                end = min(max(stop, start + 1), len(own))
+            elif tokens.split == "val" and _is_same(dataset.get("val"), tokens):
+                end = start
+            else:
                 continue
             last = rows
             if run.order(source).kind == "random":
                 last = min(rows, _MOST_COMPUTED)
-            found = run.find_rows(source, start, max(stop, start + 1), last_row=last)
+            found = run.find_rows(source, start, end, last_row=last)
             shown = found[:MOST_READS].tolist()
-            reads = tuple(_describe_read(run, row) for row in shown)
-            yield RunReads(run=name, reads=reads, more=len(found) - len(reads), rows=last)
+            yield RunReads(
+                run=name,
+                reads=tuple(_describe_read(run, row) for row in shown),
+                more=len(found) - len(shown),
+                rows=last,
+                held_out=max(stop - max(end, start), 0),
+                is_held_out=end <= start,
+            )
+
+
+def _is_same(one: Tokens | None, other: Tokens) -> bool:
+    return (
+        one is not None
+        and one.split == other.split
+        and len(one) == len(other)
+        and is_same_data(one.identity, other.identity)
+    )
 
 
 def _describe_read(run: RunView, row: int) -> Read:
@@ -157,8 +180,3 @@ def _describe_read(run: RunView, row: int) -> Read:
         epoch=place.epoch,
         loss=None if np.isnan(loss) else loss,
     )
-
-
-ROUTES: Routes = (("/document/{number}", show_document),)
-
-__all__ = ["ROUTES", "show_document"]

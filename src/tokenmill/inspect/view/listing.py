@@ -20,8 +20,8 @@ from tokenmill.inspect.view.spelling import Speller, find_speller
 from tokenmill.inspect.view.viewer import (
     MissingPageError,
     Page,
-    Routes,
     Viewer,
+    find_next_split,
     make_link,
     read_tokens,
 )
@@ -62,9 +62,11 @@ def show_documents(viewer: Viewer, query: Query) -> Page:
         found = _find_by_text(dataset, documents, wanted, text, split, first)
     else:
         found = find_documents(documents, wanted, first=first, limit=PAGE, by_order=by_order)
+    next_split = find_next_split(query, dataset, split)
     given = {
         "data": name,
         "split": split,
+        "splits": query.text("splits"),
         "source": source,
         "least": wanted.least,
         "most": wanted.most,
@@ -90,7 +92,11 @@ def show_documents(viewer: Viewer, query: Query) -> Page:
             "is_filtered": is_filtered,
             "source": source,
             "given": given,
-            "next_link": _link(given, found.next),
+            "next_link": _link(given, found.next)
+            if found.next is not None or next_split is None
+            else _link({**given, "split": next_split}, 0),
+            "next_split": next_split if found.next is None else None,
+            "is_all": query.text("splits") == "all",
             "before_link": None if is_filtered or not first else _link(given, max(0, first - PAGE)),
             "start_link": _link(given, 0) if first else None,
             "all_link": make_link("/documents", data=name, split=split) if is_filtered else None,
@@ -115,6 +121,8 @@ def show_listed(dataset: Dataset, split: str, numbers: Sequence[int]) -> Page:
             "entries": [describe(tokens, documents[n], find_speller(dataset)) for n in numbers],
             "found": Found(numbers=tuple(numbers), first=0, last=len(documents), next=None),
             "is_filtered": True,
+            "is_all": False,
+            "next_link": None,
         },
     )
 
@@ -209,8 +217,3 @@ def _find_sources(dataset: Dataset, name: str) -> tuple[int, ...]:
 
 def _link(given: dict[str, Any], first: int | None) -> str | None:
     return None if first is None else make_link("/documents", **given, first=first or None)
-
-
-ROUTES: Routes = (("/documents", show_documents),)
-
-__all__ = ["ROUTES", "Entry", "Found", "describe", "get_documents", "show_documents"]

@@ -23,6 +23,7 @@ from tokenmill.inspect.view.charts import (
     Mark,
     Series,
 )
+from tokenmill.inspect.view.file_losses import FileLosses
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.run_curves import RunCurves
 from tokenmill.inspect.view.step_losses import Floats, find_width
@@ -35,6 +36,7 @@ WINDOWS = (0, 10, 30, 100, 300, 1000, 3000, 10_000)
 USUAL_WIDTH = 1060
 _PIXELS = 2  # pixels per bucket
 _MOST_VALIDATIONS = 300
+_FILE_BUCKETS = 60  # points of a curve of a file, which is made from a sample
 _NARROWEST = 8  # steps of the smallest range that is shown
 
 
@@ -219,6 +221,23 @@ class LossCharts:
                 zip(run.sources, run.find_by_source(buckets), strict=True)
             )
         ]
+
+    def file_curves(self, number: int, files: FileLosses) -> list[Series]:
+        """Return the losses of a run by source file, one curve for each file of a sample."""
+        width = max(self.bucket_width, find_width(self.first, self.last + 1, _FILE_BUCKETS))
+        curves = []
+        for file, name in enumerate(files.names):
+            steps, means = files.find(file, self.first, self.last + 1, width)
+            curves.append(
+                Series(
+                    id=f"{number}:source:{file}",
+                    name=one_line(name),
+                    colour=file,
+                    steps=steps,
+                    values=move_mean(means, self.shown.window // width),
+                )
+            )
+        return curves
 
     def chart(
         self,

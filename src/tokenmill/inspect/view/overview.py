@@ -16,7 +16,7 @@ from tokenmill.inspect.info import Info, describe_dataset
 from tokenmill.inspect.stats.result import Statistics
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.rendering import list_parts
-from tokenmill.inspect.view.viewer import Data, Page, Routes, Viewer
+from tokenmill.inspect.view.viewer import Data, Page, Viewer
 from tokenmill.inspect.view.work import Progress
 from tokenmill.wording import count, one_line
 
@@ -28,8 +28,12 @@ _LEAST_COLUMN = 1.5  # the least height, in percent, of a column that is not emp
 
 @dataclass(frozen=True, kw_only=True)
 class Fate:
-    """What became of documents: kept, or dropped for a reason. `kind` is the CSS class of the bar."""
+    """What became of documents: kept, or dropped for a reason. `kind` is the CSS class of the bar.
 
+    `number` counts the reasons from 1; it is 0 for the documents that were kept.
+    """
+
+    number: int
     name: str
     kind: str
     documents: int
@@ -74,7 +78,8 @@ def show_overview(viewer: Viewer, query: Query) -> Page:
             "sources": [] if statistics is None else (statistics.sources or [])[:SOURCES_SHOWN],
             "columns": list_columns(statistics),
             "frequent": [] if statistics is None else statistics.frequent[:TOKENS_SHOWN],
-            "main_split": "train" if "train" in dataset.splits else next(iter(dataset.splits), ""),
+            # The figures are those of all splits, so that links lead through all of them.
+            "splits": "all" if len(dataset.splits) > 1 else None,
         },
     )
 
@@ -108,7 +113,9 @@ def list_fates(info: Info) -> Iterator[Fate]:
         zip(parts, bars, strict=True)
     ):
         kind = "p0" if number == 0 else ("p1" if number % 2 else "p2")
-        yield Fate(name=name, kind=kind, documents=documents, bytes=size, x=x, width=width)
+        yield Fate(
+            number=number, name=name, kind=kind, documents=documents, bytes=size, x=x, width=width
+        )
 
 
 def list_columns(statistics: Statistics | None) -> list[Column]:
@@ -145,6 +152,3 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, st
         elif value is not None and value not in ([], ""):
             rows.append((f"{prefix}{name}", count(value) if isinstance(value, int) else str(value)))
     return rows
-
-
-ROUTES: Routes = (("/", show_overview), ("/statistics", show_progress))

@@ -11,7 +11,6 @@ from typing import Any
 
 from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateNotFound
 
-from tokenmill.inspect.view.spelling import split_text
 from tokenmill.inspect.view.viewer import Page, make_link
 from tokenmill.wording import count, counted, duration, harmless, one_line, size
 
@@ -48,13 +47,14 @@ class Templates:
             trim_blocks=True,
             lstrip_blocks=True,
             auto_reload=False,
+            optimized=False,  # constants are few, and looking for them takes a third of the time
         )
         self._environment.filters.update(
             count=count,
             counted=counted,
             duration=duration,
             one_line=one_line,
-            pieces=split_text,
+            pieces=_split,
             share=share,
             size=size,
             short=short,
@@ -82,6 +82,12 @@ class _PackageFiles(BaseLoader):
         if "/" in template or not place.is_file():
             raise TemplateNotFound(template)
         return place.read_text("utf-8"), None, lambda: True
+
+
+def _split(text: str) -> tuple[Any, ...]:
+    from tokenmill.inspect.view.spelling import split_text  # few pages show text
+
+    return split_text(text)
 
 
 def share(part: float, whole: float) -> str:

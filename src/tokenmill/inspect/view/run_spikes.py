@@ -1,6 +1,9 @@
-"""The spikes of runs, for the page of runs: marks in its chart and rows of its table.
+"""The spikes of runs, for the page of runs: marks in its chart and rows of its tables.
 
-A thread searches for spikes, because a long run takes seconds: see `inspect/spikes/spikes.py`. A page
+If no step of a run stands out, but rows do, the page lists these rows and the documents behind them.
+
+A thread searches for spikes, because a long run takes seconds: see `inspect/spikes/spikes.py`. It also
+samples the losses by source file. A page
 waits at most `WAIT` seconds for the first result; the script of the page asks again. A growing run is
 searched again each time it has grown by a twentieth.
 """
@@ -18,6 +21,7 @@ from tokenmill.errors import TokenmillError
 from tokenmill.inspect.run_view import RunView
 from tokenmill.inspect.spikes.spikes import Spike, SpikeReport, find_spikes
 from tokenmill.inspect.view.charts import Mark, Series
+from tokenmill.inspect.view.file_losses import FileLosses, sample_file_losses
 from tokenmill.inspect.view.row_parts import describe_document
 from tokenmill.inspect.view.viewer import Viewer, make_link
 from tokenmill.progress import Nobody
@@ -53,6 +57,39 @@ class ShownSpike:
     documents: tuple[Link, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShownRow:
+    """A row of run `number` that stands out, though its step does not."""
+
+    number: int
+    run: str
+    row: Link
+    step: int
+    loss: float
+    excess: float
+    documents: tuple[Link, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownSuspect:
+    """A document that stands out in `high_rows` of the `rows` of run `number` that hold it."""
+
+    number: int
+    run: str
+    document: Link
+    rows: int
+    high_rows: int
+    steps: tuple[Link, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What a search found in a run. `files` is None if there are no losses by source file."""
+
+    report: SpikeReport
+    files: FileLosses | None
+
+
 class SpikeSearch:
     """Searches a run for spikes, again whenever it has grown. Several threads may use it."""
 
@@ -61,10 +98,15 @@ class SpikeSearch:
         self._ready = Event()
         self._rows = 0  # rows of the run when it was last searched
         self._is_searching = False
-        self._found: SpikeReport | None = None
+        self._found: Findings | None = None
 
-    def get(self, view: RunView) -> tuple[SpikeReport | None, bool]:
-        """Return the newest report, or None, and whether a search is in progress."""
+    @property
+    def found(self) -> Findings | None:
+        """What the newest search found; None if none has ended."""
+        return self._found
+
+    def get(self, view: RunView) -> tuple[Findings | None, bool]:
+        """Return what the newest search found, or None, and whether a search is in progress."""
         rows, is_new = view.losses_count, False
         with self._lock:
             if rows < self._rows:  # the run was restarted
@@ -82,7 +124,8 @@ class SpikeSearch:
     def _search(self, view: RunView) -> None:
         found = None
         try:
-            found = find_spikes(view, limit=LIMIT, watcher=Nobody())
+            report = find_spikes(view, limit=LIMIT, watcher=Nobody())
+            found = Findings(report=report, files=sample_file_losses(view))
         except (TokenmillError, OSError, ValueError):
             pass  # such as a run that was restarted meanwhile
         finally:
@@ -117,20 +160,61 @@ def _describe(
         excess=spike.excess,
         cause=spike.cause,
         link=make_link("/batches", run=name, step=spike.peak_step),
-        rows=tuple(
-            Link(
-                name=f"{row.place.row:,}",
-                link=f"{make_link('/batches', run=name, row=row.place.row)}#row-{row.place.row}",
-            )
-            for row in rows
-        ),
+        rows=tuple(_link_row(name, row.place.row) for row in rows),
         documents=tuple(
-            Link(
-                name=one_line(describe_document(document)),
-                link=link_document(viewer, source, document),
-            )
+            _link_named(viewer, source, document)
             for (source, _), document in list(found.items())[:_LISTED]
         ),
+    )
+
+
+def list_high_rows(
+    viewer: Viewer, number: int, name: str, report: SpikeReport
+) -> tuple[list[ShownRow], list[ShownSuspect]]:
+    """Return the rows and documents that stand out in a run none of whose steps stands out."""
+    if report.spikes:
+        return [], []
+    rows = [
+        ShownRow(
+            number=number,
+            run=name,
+            row=_link_row(name, one.explained.place.row),
+            step=one.explained.place.step,
+            loss=one.loss,
+            excess=one.excess,
+            documents=tuple(
+                _link_named(viewer, one.explained.span.source, part.document)
+                for part in one.explained.documents[:_LISTED]
+                if part.document is not None
+            ),
+        )
+        for one in report.rows
+    ]
+    suspects = [
+        ShownSuspect(
+            number=number,
+            run=name,
+            document=_link_named(viewer, one.source, one.document),
+            rows=one.rows,
+            high_rows=one.high_rows,
+            steps=tuple(
+                Link(name=f"{step:,}", link=make_link("/batches", run=name, step=step))
+                for step in one.first_steps[:_LISTED]
+            ),
+        )
+        for one in report.suspects
+        if one.document is not None
+    ]
+    return rows, suspects
+
+
+def _link_row(run: str, row: int) -> Link:
+    return Link(name=f"{row:,}", link=f"{make_link('/batches', run=run, row=row)}#row-{row}")
+
+
+def _link_named(viewer: Viewer, source: str, document: Document) -> Link:
+    return Link(
+        name=one_line(describe_document(document)), link=link_document(viewer, source, document)
     )
 
 

@@ -6,14 +6,24 @@ points that are new since the charts were drawn, for a script that extends the c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from tokenmill.inspect.view.charts import draw_chart
+from tokenmill.inspect.view.charts import Series, draw_chart
+from tokenmill.inspect.view.file_losses import FileLosses
 from tokenmill.inspect.view.loss_charts import WINDOWS, LossCharts, Shown, list_points
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.run_curves import RunCurves
-from tokenmill.inspect.view.run_spikes import ShownSpike, SpikeSearch, list_spikes, make_marks
-from tokenmill.inspect.view.viewer import Data, Page, Routes, Viewer, make_link
+from tokenmill.inspect.view.run_spikes import (
+    Findings,
+    ShownRow,
+    ShownSuspect,
+    SpikeSearch,
+    list_high_rows,
+    list_spikes,
+    make_marks,
+)
+from tokenmill.inspect.view.viewer import Data, Page, Viewer, make_link
 from tokenmill.wording import counted, one_line
 
 
@@ -42,7 +52,7 @@ def show_points(viewer: Viewer, query: Query) -> Data:
     curves = charts.curves(known) if known else charts.curves()
     if not known:
         for number, run in charts.visible:
-            curves += charts.source_curves(number) if run.sources else []
+            curves += _find_source_curves(viewer, charts, number, run)
     return Data(
         values={
             "runs": [
@@ -74,10 +84,19 @@ def _draw(viewer: Viewer, query: Query) -> dict[str, Any]:
     shown = Shown.read(query)
     charts = LossCharts(runs, shown)
     curves = charts.curves()
-    spikes, is_searching = _find_spikes(viewer, charts)
+    found, is_searching = _search(viewer, charts)
+    spikes = [
+        spike
+        for number, run in charts.visible
+        if number in found
+        for spike in list_spikes(viewer, number, run.name, found[number].report)
+    ]
+    high_rows, suspects = _list_high_rows(viewer, charts, found)
     main = charts.chart("loss", _describe(charts), curves, marks=make_marks(spikes, curves))
     by_source = [
-        _draw_sources(charts, number, run) for number, run in charts.visible if run.sources
+        _draw_sources(viewer, charts, number, run, own)
+        for number, run in charts.visible
+        if (own := _find_source_curves(viewer, charts, number, run))
     ]
     axis = shown.values | {"from": str(charts.first), "to": str(charts.last)}
     return {
@@ -86,6 +105,8 @@ def _draw(viewer: Viewer, query: Query) -> dict[str, Any]:
         "svg": draw_chart(main),
         "by_source": by_source,
         "spikes": spikes,
+        "high_rows": high_rows,
+        "suspects": suspects,
         "is_searching": is_searching,
         "windows": WINDOWS,
         "runs": [_summarize(number, run, shown) for number, run in enumerate(runs)],
@@ -95,24 +116,59 @@ def _draw(viewer: Viewer, query: Query) -> dict[str, Any]:
     }
 
 
-def _find_spikes(viewer: Viewer, charts: LossCharts) -> tuple[list[ShownSpike], bool]:
-    """Return the known spikes of the visible runs, and whether a first search is in progress."""
-    spikes: list[ShownSpike] = []
+def _search(viewer: Viewer, charts: LossCharts) -> tuple[dict[int, Findings], bool]:
+    """Return what is known of the visible runs, and whether a first search is in progress."""
+    known: dict[int, Findings] = {}
     is_searching = False
     for number, run in charts.visible:
         search: SpikeSearch = viewer.kept.setdefault(("spikes", run.name), SpikeSearch())
-        report, searches = search.get(run.view)
-        is_searching |= searches and report is None
-        if report is not None:
-            spikes += list_spikes(viewer, number, run.name, report)
-    return spikes, is_searching
+        found, searches = search.get(run.view)
+        is_searching |= searches and found is None
+        if found is not None:
+            known[number] = found
+    return known, is_searching
 
 
-def _draw_sources(charts: LossCharts, number: int, run: RunCurves) -> dict[str, Any]:
-    curves = charts.source_curves(number)
+def _list_high_rows(
+    viewer: Viewer, charts: LossCharts, found: Mapping[int, Findings]
+) -> tuple[list[ShownRow], list[ShownSuspect]]:
+    rows: list[ShownRow] = []
+    suspects: list[ShownSuspect] = []
+    for number, run in charts.visible:
+        if number in found:
+            more = list_high_rows(viewer, number, run.name, found[number].report)
+            rows += more[0]
+            suspects += more[1]
+    return rows, suspects
+
+
+def _find_source_curves(
+    viewer: Viewer, charts: LossCharts, number: int, run: RunCurves
+) -> list[Series]:
+    """Return the losses by source of a mixture, or those by source file of a single dataset."""
+    if run.sources:
+        return charts.source_curves(number)
+    files = _find_files(viewer, run)
+    return [] if files is None else charts.file_curves(number, files)
+
+
+def _find_files(viewer: Viewer, run: RunCurves) -> FileLosses | None:
+    search: SpikeSearch | None = viewer.kept.get(("spikes", run.name))
+    return None if search is None or search.found is None else search.found.files
+
+
+def _draw_sources(
+    viewer: Viewer, charts: LossCharts, number: int, run: RunCurves, curves: list[Series]
+) -> dict[str, Any]:
     label = f"Loss by source of {one_line(run.name)}"
     chart = charts.chart(f"sources-{number}", label, curves, height=270)
-    return {"name": run.name, "number": number, "curves": curves, "svg": draw_chart(chart)}
+    return {
+        "name": run.name,
+        "number": number,
+        "curves": curves,
+        "svg": draw_chart(chart),
+        "files": None if run.sources else _find_files(viewer, run),
+    }
 
 
 def _summarize(number: int, run: RunCurves, shown: Shown) -> dict[str, Any]:
@@ -144,10 +200,3 @@ def _describe(charts: LossCharts) -> str:
         val_loss = f", validation loss {val[-1]:.4g}" if val else ""
         parts.append(f"{one_line(run.name)}: {counted(run.steps, 'step')}{loss}{val_loss}")
     return f"Loss by step. {'; '.join(parts) or 'No run is shown'}."
-
-
-ROUTES: Routes = (
-    ("/runs", show_runs),
-    ("/runs/charts", show_charts),
-    ("/runs/points", show_points),
-)

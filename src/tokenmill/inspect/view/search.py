@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenmill.inspect.view.finding import Wanted, find_matches
 from tokenmill.inspect.view.query import Query
-from tokenmill.inspect.view.viewer import Page, Routes, Viewer, make_link
+from tokenmill.inspect.view.viewer import Page, Viewer, find_next_split, make_link
 
 PAGE = 50  # matches of a page
 
@@ -19,7 +19,19 @@ def show_search(viewer: Viewer, query: Query) -> Page:
     found = None
     if wanted.text:
         found = find_matches(dataset, wanted, split=split, first=first, limit=PAGE)
-    given = {"data": name, "split": split, "q": wanted.text, "kind": "" if kind == "text" else kind}
+    given = {
+        "data": name,
+        "split": split,
+        "splits": query.text("splits"),
+        "q": wanted.text,
+        "kind": "" if kind == "text" else kind,
+    }
+    next_split = find_next_split(query, dataset, split)
+    next_link = None
+    if found is not None and found.next is not None:
+        next_link = make_link("/search", **given, first=found.next)
+    elif found is not None and next_split is not None:
+        next_link = make_link("/search", **{**given, "split": next_split})
     return Page(
         template="search.html",
         title=f"Search: {wanted.text[:60]}" if wanted.text else "Search",
@@ -32,12 +44,8 @@ def show_search(viewer: Viewer, query: Query) -> Page:
             "wanted": wanted,
             "kind": kind,
             "found": found,
-            "next_link": None
-            if found is None or found.next is None
-            else make_link("/search", **given, first=found.next),
+            "next_link": next_link,
+            "next_split": next_split if found is not None and found.next is None else None,
             "start_link": make_link("/search", **given) if first else None,
         },
     )
-
-
-ROUTES: Routes = (("/search", show_search),)

@@ -13,16 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.dataset.named import parse_named
 from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.dataset.paths import AnyPath
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.inspect.run_view import RunView, open_run
 from tokenmill.inspect.view.security import TOKEN_NAME, Application
 from tokenmill.progress import Watcher
+
+if TYPE_CHECKING:
+    from tokenmill.inspect.run_view import RunView
 
 HOST = "127.0.0.1"
 PORT = 8765
@@ -65,8 +67,8 @@ tokenmill prepare TEXTS --out no/such/folder
         Options of `tokenmill.open`, such as `tokenizer`.
     """
     check_libraries()
-    datasets, views = open_all(data, runs, opening)
-    serve(datasets, views, port=port, browser=browser, announce=announce)
+    datasets, views, weights = open_all(data, runs, opening)
+    serve(datasets, views, weights=weights, port=port, browser=browser, announce=announce)
 
 
 def export(
@@ -87,7 +89,7 @@ def export(
     check_libraries()
     from tokenmill.inspect.view import export as exporting
 
-    datasets, _ = open_all(data, (), opening)
+    datasets, _, _ = open_all(data, (), opening)
     if len(datasets) > 1:
         raise UsageError("only one dataset can be exported at a time. Name one dataset.")
     (dataset,) = datasets.values()
@@ -102,8 +104,11 @@ def export(
 
 def open_all(
     data: AnyPath | Sequence[AnyPath], runs: Sequence[AnyPath], opening: Mapping[str, Any]
-) -> tuple[dict[str, Dataset], dict[str, RunView]]:
-    """Open the datasets and runs by name. Without `data`, the datasets are those of the first run."""
+) -> tuple[dict[str, Dataset], dict[str, RunView], dict[str, float]]:
+    """Open the datasets and runs by name, and return them with the weights of the datasets.
+
+    Without `data`, the datasets are those of the first run, and there are no weights.
+    """
     given = [data] if isinstance(data, (str, os.PathLike)) else list(data)
     named = parse_named(given)
     views: dict[str, RunView] = {}
@@ -113,15 +118,22 @@ def open_all(
             name = str(folder)
         views[name] = _open_run(folder, given)
     if not named and not views:
-        raise UsageError("`data` is empty. Give a dataset, or the folder of a run with `runs`.")
+        raise UsageError(
+            "there is nothing to show. Name a dataset, or the folder of a run: tokenmill view DATA, "
+            "or tokenmill view --run RUN"
+        )
     if not named:
-        return dict(next(iter(views.values())).datasets), views
+        # Pages show the data as it is on disk, and what a run held out as held out.
+        return dict(next(iter(views.values())).whole), views, {}
     # Open remote datasets without a cache, since only a few tokens are read.
     options = {"cache_bytes": 0, **opening}
-    return {one.name: open_dataset(one.path, **options) for one in named}, views
+    datasets = {one.name: open_dataset(one.path, **options) for one in named}
+    return datasets, views, {one.name: one.weight for one in named}
 
 
 def _open_run(folder: AnyPath, data: Sequence[AnyPath]) -> RunView:
+    from tokenmill.inspect.run_view import open_run
+
     try:
         return open_run(folder)
     except TokenmillError:
@@ -134,6 +146,7 @@ def serve(
     datasets: Dataset | Mapping[str, Dataset],
     runs: Mapping[str, RunView],
     *,
+    weights: Mapping[str, float] | None = None,
     port: int | None = None,
     browser: bool = True,
     announce: Callable[[str], None] = print,
@@ -150,7 +163,7 @@ def serve(
     token, once = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
     number = listener.getsockname()[1]
     address = f"http://{HOST}:{number}/?{TOKEN_NAME}="
-    app = make_app(datasets, runs, token, once=once if browser else "")
+    app = make_app(datasets, runs, token, weights=weights, once=once if browser else "")
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -169,8 +182,12 @@ def _configure(app: Application) -> Any:
 
     return uvicorn.Config(
         app,
+        log_config=None,
         log_level="error",
         access_log=False,
+        # These need no search for other libraries, and the limits below are those of h11.
+        loop="asyncio",
+        http="h11",
         lifespan="off",
         ws="none",
         server_header=False,

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import UsageError
-from tokenmill.inspect.run_view import RunView
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.work import StatisticsWork
 from tokenmill.store.tokens import Tokens
+
+if TYPE_CHECKING:
+    from tokenmill.inspect.run_view import RunView
 
 
 class MissingPageError(UsageError):
@@ -49,12 +51,14 @@ class Data:
 class Viewer:
     """The datasets by name and the runs by name.
 
-    A single dataset has the name "", as in `RunView.datasets`; several have the names of the mixture.
+    A single dataset has the name "", as in `RunView.datasets`; several have the names of the mixture,
+    and `weights` are its weights, if any were given.
     If `statistics` is None, no statistics are computed.
     """
 
     datasets: Mapping[str, Dataset]
     runs: Mapping[str, RunView] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
     kept: dict[tuple[str, ...], Any] = field(
         default_factory=dict
     )  # what pages keep between requests
@@ -67,12 +71,17 @@ class Viewer:
         name = query.choice("data", tuple(self.datasets))
         return name, self.datasets[name]
 
+    def name_data(self, query: Query) -> str:
+        """Return the name of a dataset that `data=NAME` chooses, for links to other pages, or ""."""
+        name = query.text("data")
+        return name if name in self.datasets else ""
+
     def choose_split(self, query: Query, dataset: Dataset) -> str:
         """Return the split that `split=NAME` chooses; by default, train or the first one."""
-        splits = dataset.splits
+        splits = order_splits(dataset)
         if not splits:
             raise MissingPageError(f"{dataset.path} has no tokens.")
-        return query.choice("split", splits, "train" if "train" in splits else splits[0])
+        return query.choice("split", splits)
 
     def choose_run(self, query: Query) -> tuple[str, RunView]:
         """Return the name and the run that `run=NAME` chooses; by default, the first one."""
@@ -82,6 +91,19 @@ class Viewer:
             )
         name = query.choice("run", tuple(self.runs))
         return name, self.runs[name]
+
+
+def order_splits(dataset: Dataset) -> list[str]:
+    """Return the names of the splits in the order of the pages: train first."""
+    return sorted(dataset.splits, key=lambda name: name != "train")
+
+
+def find_next_split(query: Query, dataset: Dataset, split: str) -> str | None:
+    """Return the split to continue with after `split`, if `splits=all` asks for all of them."""
+    if query.choice("splits", ("one", "all")) == "one":
+        return None
+    names = order_splits(dataset)
+    return next(iter(names[names.index(split) + 1 :]), None)
 
 
 @lru_cache(maxsize=256)
@@ -95,7 +117,6 @@ def read_tokens(dataset: Dataset, split: str) -> Tokens:
 
 
 PageFunction = Callable[[Viewer, Query], "Page | Data"]
-Routes = tuple[tuple[str, PageFunction], ...]
 
 
 def make_link(path: str, **parameters: object) -> str:

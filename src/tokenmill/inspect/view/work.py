@@ -13,16 +13,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event, Lock, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenmillError
+from tokenmill.inspect.stats.kept_statistics import read_kept
 from tokenmill.inspect.stats.result import Statistics
-from tokenmill.inspect.stats.stats import read_stats, stats
-from tokenmill.preparation.engine import LocalEngine, Worker
 from tokenmill.progress import Unit
 from tokenmill.wording import duration
 
+if TYPE_CHECKING:
+    from tokenmill.preparation.engine import Worker
+
+_DELAY = 0.3  # seconds until work begins, so that the page that asks for it is sent first
 _ADVICE = "Close other programs, and start the viewer again."
 
 
@@ -48,6 +51,8 @@ class _Task:
     def run(self, worker: Worker) -> None:
         with suppress(OSError):
             os.nice(10)  # pages have priority
+        from tokenmill.inspect.stats.stats import stats
+
         stats(self.dataset, watcher=_Reporter(worker))
 
 
@@ -103,7 +108,7 @@ class StatisticsWork:
                 return Progress(state="failed", share=None, words=self._failed[name])
             is_known = name in self._waiting
         if not is_known:
-            kept = read_stats(self._datasets[name])
+            kept = read_kept(self._datasets[name], None)
             with self._lock:
                 if kept is not None:
                     self._found[name] = kept
@@ -131,6 +136,7 @@ class StatisticsWork:
             return Progress(state="working", share=share, words=words)
 
     def _run(self) -> None:
+        self._stop.wait(_DELAY)
         while not self._stop.is_set():
             with self._lock:
                 if not self._waiting:
@@ -147,7 +153,7 @@ class StatisticsWork:
                 problem = str(error)
             except Exception as error:  # whatever failed, the page must show it
                 problem = f"{type(error).__name__}: {error}"
-            found = None if problem else read_stats(self._datasets[name])
+            found = None if problem else read_kept(self._datasets[name], None)
             with self._lock:
                 self._waiting.remove(name)
                 if found is None:
@@ -156,6 +162,8 @@ class StatisticsWork:
                     self._found[name] = found
 
     def _compute(self, dataset: Dataset) -> None:
+        from tokenmill.preparation.engine import LocalEngine
+
         with LocalEngine(1, None, _ADVICE) as engine:
             for _ in engine.run([_Task(dataset)], self._advance):
                 pass

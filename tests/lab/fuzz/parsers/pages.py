@@ -39,6 +39,7 @@ _PATHS = (
     *(
         "/",
         "/documents",
+        "/dropped",
         "/document/0",
         "/document/7",
         "/document/60",
@@ -156,7 +157,7 @@ class PageParser(Parser):
     def list_sound(self) -> list[Case]:
         if not self.is_there:
             return []
-        paths = ("/", "/documents", "/document/0", "/runs", "/batches", "/search")
+        paths = ("/", "/documents", "/dropped", "/document/0", "/runs", "/batches", "/search")
         return [Case({"request": _write("GET", path, with_token=True)}) for path in paths]
 
     def make(self, random: Random) -> Case:

@@ -1,0 +1,95 @@
+"""The page of dropped documents: what each reason of the ledger means, and examples.
+
+`prepare` lists rejected and excluded records in the dataset. At most `LISTED` records of each list
+are read. Of duplicates and empty documents there is no list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from tokenmill.dataset.opening import Dataset
+from tokenmill.inspect.view.overview import describe_once
+from tokenmill.inspect.view.query import Query
+from tokenmill.inspect.view.viewer import Page, Viewer
+from tokenmill.preparation.folder import EXCLUDED_NAME, REJECTED_NAME
+from tokenmill.storage.decoding import parse_json
+from tokenmill.storage.reading import DamagedFileError, open_inside
+
+LISTED = 50  # records of a list to show
+_LONGEST_LINE = 1 << 16  # bytes of a line of a list; longer ones are not shown
+_MEANINGS = {
+    "duplicate": "An earlier document has the same text after cleaning. Duplicates are not listed.",
+    "empty": "The record has no text, or nothing is left after cleaning. These are not listed.",
+    "only repeated lines": "All lines are earlier in the input. These documents are not listed.",
+    "no tokens": "The tokenizer removes all of the text. These documents are not listed.",
+    "excluded": "The document is in a list of documents to exclude.",
+    "invalid UTF-8": "The text is not UTF-8, and the settings say to drop such documents.",
+}
+_REJECTED = "The record cannot be used, for the reason that the list of rejected records gives."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A record of a list: its source, its place there, and why it is listed."""
+
+    source: str
+    place: str
+    reason: str
+
+
+def show_dropped(viewer: Viewer, query: Query) -> Page:
+    """Return the page."""
+    name, dataset = viewer.choose_dataset(query)
+    info = describe_once(dataset)
+    return Page(
+        template="dropped.html",
+        title="Dropped documents",
+        section="/",
+        values={
+            "name": name,
+            "dataset": dataset,
+            "documents_in": info.documents_in or 0,
+            "reasons": [
+                (one, _MEANINGS.get(one.reason, _REJECTED)) for one in info.dropped if one.documents
+            ],
+            "lists": [
+                (title, file, examples)
+                for title, file in (
+                    ("Rejected records", REJECTED_NAME),
+                    ("Excluded documents", EXCLUDED_NAME),
+                )
+                if (examples := read_examples(dataset, file))
+            ],
+            "listed": LISTED,
+        },
+    )
+
+
+def read_examples(dataset: Dataset, file: str) -> list[Example]:
+    """Return the first records of a list; none if there is no list."""
+    if dataset.manifest is None:
+        return []
+    try:
+        with open_inside(dataset.path, file) as opened:
+            lines = islice(iter(lambda: opened.readline(_LONGEST_LINE), b""), LISTED)
+            return [found for line in lines if (found := _describe(line)) is not None]
+    except DamagedFileError:  # there is no list
+        return []
+
+
+def _describe(line: bytes) -> Example | None:
+    try:
+        entry: Any = parse_json(line)
+    except ValueError:  # damaged
+        return None
+    if not isinstance(entry, dict):
+        return None
+    places = [f"{name} {entry[name]}" for name in ("line", "row", "offset") if name in entry]
+    return Example(
+        source=str(entry.get("source", "")),
+        place=", ".join(places).replace("offset", "byte"),
+        reason=str(entry.get("reason", entry.get("key", ""))),
+    )
