@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -140,6 +141,7 @@ def test_prepared_datasets_differ_by_file(tmp_path: Path) -> None:
         tokenmill.prepare(texts, tmp_path / out, tokenizer="bytes", val_fraction=0.1, **options)
     found = tokenmill.diff(tmp_path / "one", tmp_path / "two")
     assert found.is_same
+    assert [(one.before, one.after) for one in found.settings] == [("100,000,000", "100")]
     assert [one.name for one in found.settings] == ["tokens_per_shard"]
     (texts / "b.txt").unlink()
     (texts / "d.txt").write_text("a 7<|endoftext|>new")
@@ -207,6 +209,7 @@ def test_the_command_prints_what_differs(tmp_path: Path, capsys: Any) -> None:
     assert main(["diff", one, other]) == 1
     out = capsys.readouterr().out
     for part in (
+        "The datasets differ in 4 documents: 1 removed, 2 added, 1 moved to another split.",
         "removed                          1      10",
         "moved from val to train          1       7",
         "texts/a.txt",
@@ -224,6 +227,47 @@ def test_the_command_prints_what_differs(tmp_path: Path, capsys: Any) -> None:
     shown = diff(one, other)
     assert "<b>" not in shown._repr_html_().replace("<b>/", "")
     assert len(repr(shown)) < 500
+
+
+def test_only_documents_decide_the_exit_status(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "a.txt").write_text("one<|endoftext|>two<|endoftext|>three")
+    (tmp_path / "list.jsonl").write_text('{"key": "' + "0f" * 16 + '"}\n')
+    options: dict[str, Any] = {"val_fraction": 0, "workers": 1}
+    tokenmill.prepare(tmp_path / "a.txt", tmp_path / "a", tokenizer="bytes", **options)
+    options |= {"exclude": tmp_path / "list.jsonl", "normalize": False, "dtype": "uint32"}
+    tokenmill.prepare(tmp_path / "a.txt", tmp_path / "b", tokenizer="gpt2", **options)
+    tokenmill.export(tmp_path / "a", tmp_path / "c", to="megatron")
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    out = capsys.readouterr().out
+    assert "The datasets have the same documents, but other settings.\n" in out
+    rows = [line.split(maxsplit=2) for line in out.splitlines()]
+    for row in (["normalize", "yes", "no"], ["tokenizer", "bytes", "gpt2"]):
+        assert row in rows
+    assert not {"'", "{", "[", "True"} & set(out.partition("Settings")[2].partition("\n\n")[0])
+    assert re.search(r"^  exclude +none +keys: 1, xxh3_128: [0-9a-f]{32}$", out, re.MULTILINE)
+    (bin_file,) = (tmp_path / "c").glob("*train*.bin")
+    assert main(["diff", str(tmp_path / "a"), str(bin_file), "--tokenizer", "bytes"]) == 0
+    out = capsys.readouterr().out
+    assert "The datasets have the same documents, but other settings.\n" in out
+    shown = [line.split() for line in out.partition("Settings")[2].splitlines()]
+    assert ["format", "tokenmill", "megatron"] in shown
+    assert "none" not in out
+
+
+def test_a_shard_of_another_size_is_named(tmp_path: Path, capsys: Any) -> None:
+    for name, frame in (("a", None), ("b", None), ("c", 4)):
+        build(tmp_path / name, frame_tokens=frame)
+    with (tmp_path / "b/train/shard_00002.bin").open("r+b") as file:
+        file.truncate(6)
+    (compressed,) = (tmp_path / "c/val").glob("shard_00001.bin*")
+    compressed.unlink()
+    for name, said in (
+        ("b", "train/shard_00002.bin is 14 bytes too short: expected 20"),
+        ("c", f"val/{compressed.name} is missing"),
+    ):
+        for pair in (("a", name), (name, "a")):
+            assert main(["diff", *(str(tmp_path / one) for one in pair)]) == 2
+            assert said in capsys.readouterr().err
 
 
 def test_impossible_sources_are_errors(tmp_path: Path) -> None:

@@ -130,6 +130,13 @@ def test_what_is_not_a_document_is_refused_and_nothing_is_written(data, listed, 
     assert not listed.exists()
 
 
+def test_a_number_is_refused_if_the_training_split_is_empty(tmp_path):
+    (tmp_path / "a.txt").write_text("some words")
+    tokenmill.prepare(tmp_path / "a.txt", tmp_path / "d", tokenizer="bytes", val_fraction=0.999999)
+    with pytest.raises(UsageError, match=r"it has 0 documents.*give its key"):
+        tokenmill.exclude(tmp_path / "d", "document=0")
+
+
 def test_wrong_arguments_are_refused(data, listed):
     with pytest.raises(UsageError, match="not both"):
         tokenmill.exclude(data, "a.txt:1", undo="000000", out=listed)

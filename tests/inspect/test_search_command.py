@@ -7,7 +7,9 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 from dataset_builder import build
 
@@ -63,6 +65,29 @@ def test_nothing_found_has_status_1(folder, capsys):
     assert "The sequence of ids 1,2 does not occur in val." in capsys.readouterr().err
 
 
+def test_errors_have_status_2(folder, tmp_path, capsys):
+    plain = tmp_path / "plain.npy"  # without a tokenizer
+    np.save(plain, np.arange(10, dtype=np.uint16))
+    for wrong, said in (
+        ([str(tmp_path / "nothing"), "a"], "does not exist"),
+        ([str(folder), "a", "--split", "nope"], "has no split 'nope'"),
+        ([str(folder), "a", "--tokenizer", str(tmp_path / "missing.json")], "missing.json"),
+        ([str(plain), "a"], "--tokenizer NAME"),
+    ):
+        for counting in ([], ["--count"]):
+            assert main(["search", *wrong, *counting]) == 2
+            captured = capsys.readouterr()
+            assert said in captured.err
+            assert captured.out == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_that_cannot_be_written_has_status_2(folder):
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "tokenmill.cli", "search", folder, "hello"]
+        assert subprocess.run(command, stdout=full, stderr=subprocess.PIPE).returncode == 2
+
+
 def test_wrong_usage_has_status_2(folder, capsys):
     for wrong in (
         [],
@@ -73,7 +98,6 @@ def test_wrong_usage_has_status_2(folder, capsys):
     ):
         assert main(["search", str(folder), *wrong]) == 2
         assert "tokenmill" in capsys.readouterr().err
-    assert main(["search", str(folder), "a", "--split", "nope"]) == 1
 
 
 def test_json_has_a_line_for_each_occurrence(folder, capsys):
@@ -85,6 +109,80 @@ def test_json_has_a_line_for_each_occurrence(folder, capsys):
     assert found[0]["document"]["number"] == 2
     assert found[0]["document"]["source"]["path"] == "texts/a.txt"
     assert all(line.isascii() for line in lines)
+
+
+@pytest.fixture
+def mixture(folder, tmp_path):
+    """Two datasets as the command and the function take them."""
+    build(tmp_path / "other", {"train": ["Why hello there"]})
+    return [f"main={folder}:0.7", f"more={tmp_path / 'other'}:0.3"]
+
+
+def test_several_datasets_are_searched_and_named(mixture, folder, tmp_path, capsys):
+    other = tmp_path / "other"
+    assert main(["search", *mixture, "hello"]) == 0
+    out = capsys.readouterr().out
+    assert "main, val, document 0: texts/a.txt, byte 40\n" in out
+    assert "more, train, document 0: texts/a.txt, byte 0\n    Why hello there" in out
+    assert "\n4 occurrences\n" in out
+    assert f"tokenmill peek {other} --token 4\n" in out
+    assert f"tokenmill index {' '.join(mixture)}\n" in out
+    assert main(["search", *mixture, "hello", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["name"], one["split"]) for one in lines] == [
+        ("main", "train"), ("main", "train"), ("main", "val"), ("more", "train"),
+    ]  # fmt: skip
+    assert main(["search", mixture[1], "hello"]) == 0
+    assert capsys.readouterr().out.startswith("more, train, document 0: ")
+    found = [(one.name, one.token) for one in tokenmill.search(mixture, "hello", limit=4)]
+    assert found[-1] == ("more", 4)
+    opened = {"a": tokenmill.open(folder), "b": tokenmill.open(other)}
+    assert [one.name for one in tokenmill.search(opened, "hello")] == ["a", "a", "a", "b"]
+    assert [one.name for one in tokenmill.search(folder, "hello")] == ["", "", ""]
+
+
+def test_occurrences_are_counted_for_each_dataset(mixture, capsys):
+    for wanted in (["hello"], ["--tokens", "104,101,108,108,111"]):
+        assert main(["search", *mixture, *wanted, "--count"]) == 0
+        assert capsys.readouterr().out == "main, train: 2\nmain, val: 1\nmore, train: 1\n"
+    assert main(["search", *mixture, "hello", "--count", "--json", "--split", "val"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"main": {"val": 1}}
+    assert main(["search", *mixture, "there", "--split", "val"]) == 1
+    assert capsys.readouterr().err == "'there' does not occur in val of main or more.\n"
+    assert main(["search", *mixture, "hello", "--split", "test"]) == 2
+    assert "has no split 'test'" in capsys.readouterr().err
+
+
+def test_texts_without_quotes_and_datasets_without_names_are_explained(mixture, folder, capsys):
+    for wrong, said in (
+        ([str(folder), "hello", "and"], "Put a TEXT of several words in quotes"),
+        ([str(folder), mixture[1], "hello"], "Give each of several datasets a name"),
+        ([mixture[0], mixture[0], "hello"], "two of the datasets are named 'main'"),
+        ([str(folder), "hello", "--tokens", "1"], "TEXT or as --tokens, not as both"),
+        ([str(folder), "hello", "--nonsense"], "--nonsense"),
+        ([str(folder)], "either TEXT or --tokens"),
+        ([], "search needs DATA"),
+    ):
+        assert main(["search", *wrong]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["search", str(folder), "-hello"]) == 1
+    assert "'-hello' does not occur" in capsys.readouterr().err
+
+
+def test_each_dataset_of_a_mixture_is_indexed(mixture, tmp_path, capsys):
+    assert main(["index", *mixture]) == 0
+    out = capsys.readouterr().out
+    for name, path in (("main", "data"), ("more", "other")):
+        assert f"{name}: indexed " in out
+        assert f"{name}: index: {tmp_path / path}/.tokenmill/" in out
+    assert f"tokenmill search {' '.join(mixture)} 'WORDS'" in out
+    assert main(["search", *mixture, "hello "]) == 0
+    captured = capsys.readouterr()
+    assert "tokenmill index" not in captured.out
+    report = tokenmill.index(mixture)
+    assert [*report.parts] == ["main", "more"]
+    assert report.folder is None
+    assert report.bytes == sum(one.bytes for one in report.parts.values())
 
 
 def test_control_characters_are_escaped(tmp_path, capsys):

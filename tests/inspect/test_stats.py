@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import unicodedata
 from collections import Counter
 from pathlib import Path
@@ -362,6 +363,30 @@ def test_the_command_prints_tables_and_json(made: Path, capsys: Any) -> None:
     assert len(body["sources"]) == 3
     assert body["sample"]["is_all"]
     assert math.isclose(body["bytes_per_token"], found.bytes_per_token)
+
+
+def test_ids_that_are_not_text_are_shown_by_their_bytes(tmp_path: Path, capsys: Any) -> None:
+    build(tmp_path / "d", {"train": [bytes(set(range(128)) - {38, 39}).decode() + "é" * 200]})
+    assert main(["stats", str(tmp_path / "d"), "--top", "5"]) == 0
+    out = capsys.readouterr().out
+    assert "\ufffd" not in out
+    unused = "38 '&', 39 \"'\", 128 bytes 80, 129 bytes 81, 130 bytes 82."
+    assert out.count(f"of the vocabulary, such as {unused}") == 1
+    assert re.search(r"^ *169 +bytes a9 +200 ", out, re.MULTILINE)
+    found = stats(tmp_path / "d")
+    assert found.unused is not None
+    assert [(one.id, one.bytes) for one in found.unused.examples[1:3]] == [(39, None), (128, "80")]
+    assert "bytes c3" in found._repr_html_()
+
+
+def test_an_empty_split_has_a_cure_for_the_command_line(tmp_path: Path, capsys: Any) -> None:
+    build(tmp_path / "d", {"train": ["text"], "val": []})
+    np.save(tmp_path / "x.npy", np.arange(10, dtype=np.uint16))
+    for name, command in (("d", "prepare TEXTS"), ("x.npy", f"import {tmp_path / 'x.npy'}")):
+        assert main(["stats", str(tmp_path / name), "--split", "val"]) == 1
+        said = capsys.readouterr().err
+        assert "Splits with tokens: train. Use one of these." in said
+        assert f"tokenmill {command} --out FOLDER --val-fraction 0.1" in said
 
 
 def test_hostile_names_and_texts_are_escaped(tmp_path: Path, capsys: Any) -> None:

@@ -19,6 +19,9 @@ from types import FrameType
 from tokenmill.cli.failures import drop_unwritten, fill_closed_streams, report
 
 _POLL = 0.005  # seconds between checks whether an import has ended
+# Commands whose status 1 is an answer: nothing was found, or the datasets differ. As with grep and
+# diff, their errors have status 2, so that a script cannot take an error for an answer.
+_ANSWERING = frozenset({"diff", "search"})
 
 
 def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None = None) -> int:
@@ -44,7 +47,7 @@ def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None
             sys.stdout.flush()  # a full disk must be reported before Python exits
             return status
     except BaseException as error:
-        return report(error)
+        return report(error, 2 if arguments and arguments[0] in _ANSWERING else 1)
     finally:
         drop_unwritten()
 

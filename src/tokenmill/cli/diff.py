@@ -12,7 +12,6 @@ from cyclopts import Parameter
 
 from tokenmill.cli.console import Display, show, show_next, show_table, typed, typed_options
 from tokenmill.cli.opening import RECOGNISED, Opening, parse_path
-from tokenmill.errors import TokenmillError
 from tokenmill.inspect.diff.diff import Difference, Example
 from tokenmill.inspect.diff.diff import diff as compare
 from tokenmill.wording import count, counted, one_line
@@ -34,8 +33,8 @@ def diff(
     """Compare the documents of two datasets: removed, added, and moved to another split.
 
     Documents are compared by the keys of their texts, so shards, order and workers do not matter.
-    The exit status is 0 if both have the same documents in the same splits, made with the same
-    tokenizer; 1 if not; and 2 if they cannot be compared.
+    Settings are shown if they differ, but do not count as a difference. The exit status is 0 if both
+    have the same documents in the same splits, 1 if not, and 2 after an error.
 
     Parameters
     ----------
@@ -52,14 +51,10 @@ def diff(
     json
         Print the comparison as JSON.
     """
-    try:
-        with Display() as display:
-            found = compare(
-                one, other, tokenizer=tokenizer, eot_id=eot_id, **opening.options, watcher=display
-            )
-    except TokenmillError as error:
-        error.exit_status = 2  # 1 means that the datasets differ
-        raise
+    with Display() as display:
+        found = compare(
+            one, other, tokenizer=tokenizer, eot_id=eot_id, **opening.options, watcher=display
+        )
     if json:
         values = {**asdict(found), "is_same": found.is_same}
         print(json_format.dumps(values, indent=2).replace("\x7f", "\\u007f"))
@@ -134,8 +129,21 @@ def _show(found: Difference, top: int) -> None:
                 for example in chosen
             ]
             show_table(f"Examples: {kind}", ("split", "", "tokens", ""), rows)
+    show(f"\n{_conclude(found)}")
+
+
+def _conclude(found: Difference) -> str:
     if found.is_same:
-        show("\nThe datasets have the same documents.")
+        other = ", but other settings" if found.settings else ""
+        return f"The datasets have the same documents{other}."
+    numbers = {
+        "removed": found.removed.documents,
+        "added": found.added.documents,
+        "moved to another split": found.moved_documents,
+    }
+    parts = [f"{count(number)} {what}" for what, number in numbers.items() if number]
+    whole = sum(numbers.values())
+    return f"The datasets differ in {counted(whole, 'document')}: {', '.join(parts)}."
 
 
 def _place(example: Example) -> str:

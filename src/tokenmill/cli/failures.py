@@ -20,8 +20,11 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _AGAIN = "run the same command again"
 
 
-def report(error: BaseException) -> int:
-    """Print what happened and the next step on stderr, and return the exit status."""
+def report(error: BaseException, least: int = 1) -> int:
+    """Print what happened and the next step on stderr, and return the exit status.
+
+    The status of an error is at least `least`.
+    """
     if isinstance(error, SystemExit):  # rich exits when a pipe is closed
         return error.code if isinstance(error.code, int) else 2
     if isinstance(error, KeyboardInterrupt):
@@ -38,7 +41,7 @@ def report(error: BaseException) -> int:
             _print(harmless("".join(traceback.format_exception(error)).rstrip()))
         said = name_flags(harmless(said))
     _print(f"tokenmill: {said}")
-    return error.exit_status if isinstance(error, TokenmillError) else 1
+    return max(least, error.exit_status if isinstance(error, TokenmillError) else 1)
 
 
 def _explain(error: BaseException) -> str:

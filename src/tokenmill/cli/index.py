@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import shlex
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from tokenmill.cli.console import Display, report_stopped, show, show_next, typed, typed_options
-from tokenmill.cli.opening import RECOGNISED, Opening, parse_path
-from tokenmill.dataset.opening import open as open_dataset
+from tokenmill.cli.opening import RECOGNISED, Opening
+from tokenmill.dataset.named import open_named, parse_named
 from tokenmill.inspect.kept import find_kept
 from tokenmill.inspect.search.search import index as build
+from tokenmill.inspect.search.word_index import IndexReport
+from tokenmill.storage.object_path import as_path
 from tokenmill.wording import count, duration, one_line, size
 
 
 def index(
-    path: Annotated[Path, Parameter(name="PATH", converter=parse_path)],
+    data: Annotated[list[str], Parameter(name="DATA", json_list=False, negative="")],
     /,
     *,
     tokenizer: str | None = None,
@@ -29,26 +31,34 @@ def index(
 
     Parameters
     ----------
-    path
-        Folder of a dataset, or tokens in another format: a file or a folder.
+    data
+        Folder of a dataset, or tokens in another format: a file or a folder. For a mixture, give each
+        dataset a name and a weight: web=DIR:0.7 code=DIR:0.3. Each gets its own index.
     tokenizer
         Tokenizer that made the tokens, such as gpt2, bytes or a file. By default, the tokenizer
         comes from the data.
     """
-    dataset = open_dataset(path, tokenizer=tokenizer, cache_bytes=0, **opening.options)
-    try:
-        with Display() as display:
-            made = build(dataset, watcher=display)
-    except KeyboardInterrupt:
-        return report_stopped(f"in {find_kept(dataset)}")
+    parsed = parse_named(data)
+    options = {"tokenizer": tokenizer, **opening.options}
+    for name, (dataset, _) in open_named(data, cache_bytes=0, **options).items():
+        try:
+            with Display() as display:
+                made = build(dataset, watcher=display)
+        except KeyboardInterrupt:
+            return report_stopped(f"in {find_kept(dataset)}")
+        _show(made, f"{one_line(name)}: " if name else "")
+    is_single = len(parsed) == 1 and not parsed[0].name
+    whole = typed(as_path(data[0])) if is_single else " ".join(map(shlex.quote, data))
+    show_next(f"tokenmill search {whole}{typed_options(options)} 'WORDS'")
+    return 0
+
+
+def _show(made: IndexReport, name: str) -> None:
     ratio = f" ({100 * made.bytes / made.text_bytes:.0f}% of the text)" if made.text_bytes else ""
     if made.seconds:
         rate = f", {size(made.text_bytes / max(made.seconds, 1e-3))}/s"
         what = f"indexed {count(made.tokens)} tokens, {size(made.text_bytes)} of text"
-        show(f"{what}, in {duration(made.seconds)}{rate}")
+        show(f"{name}{what}, in {duration(made.seconds)}{rate}")
     else:
-        show(f"{count(made.tokens)} tokens are indexed already")
-    show(f"index: {one_line(made.folder)}, {size(made.bytes)}{ratio}")
-    here = typed(path) + typed_options({"tokenizer": tokenizer, **opening.options})
-    show_next(f"tokenmill search {here} 'WORDS'")
-    return 0
+        show(f"{name}{count(made.tokens)} tokens are indexed already")
+    show(f"{name}index: {one_line(made.folder)}, {size(made.bytes)}{ratio}")

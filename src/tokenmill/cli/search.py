@@ -5,32 +5,33 @@ from __future__ import annotations
 import json as json_format
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.text import Text
 
 from tokenmill.cli.console import Display, show_styled, typed, typed_options, warn
-from tokenmill.cli.opening import RECOGNISED, Opening, parse_path
-from tokenmill.dataset.opening import open as open_dataset
+from tokenmill.cli.opening import RECOGNISED, Opening
+from tokenmill.dataset.named import open_named, parse_named
+from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import UsageError
 from tokenmill.inspect.kept import may_have_kept
 from tokenmill.inspect.search.matches import Match
 from tokenmill.inspect.search.search import count_matches
 from tokenmill.inspect.search.search import search as find
 from tokenmill.inspect.search.word_index import NAME
+from tokenmill.storage.object_path import as_path
 from tokenmill.wording import count, counted, one_line
 
 
 def search(
-    path: Annotated[Path, Parameter(name="PATH", converter=parse_path)],
+    data: Annotated[str, Parameter(name="DATA")],
     text: Annotated[str | None, Parameter(name="TEXT", allow_leading_hyphen=True)] = None,
     /,
-    *,
+    *more: Annotated[str, Parameter(show=False)],
     regex: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     tokens: str | None = None,
     ignore_case: Annotated[bool, Parameter(negative="", show_default=False)] = False,
@@ -44,14 +45,17 @@ def search(
 ) -> int:
     """Show every occurrence of a text in a dataset, with its document and the text around it.
 
-    The exit status is 0 if the text occurs, 1 if it does not, and 2 for wrong usage, as with grep.
+    The exit status is 0 if the text occurs, 1 if it does not, and 2 after an error, as with grep.
 
     Parameters
     ----------
-    path
-        Folder of a dataset, or tokens in another format: a file or a folder.
+    data
+        Folder of a dataset, or tokens in another format: a file or a folder. For a mixture, give each
+        dataset a name and a weight: web=DIR:0.7 code=DIR:0.3 TEXT.
     text
-        What to find.
+        What to find. It comes last.
+    more
+        More datasets, and TEXT.
     regex
         Treat TEXT as a regular expression, in the syntax of Python's re.
     tokens
@@ -74,7 +78,8 @@ def search(
     """
     if count_only and limit is not None:
         raise UsageError("`count_only` counts all occurrences. Omit `limit`.")
-    dataset = open_dataset(path, tokenizer=tokenizer, cache_bytes=0, **opening.options)
+    paths, text = _divide(data, text, more, has_tokens=tokens is not None)
+    named = {one.name: one for one in parse_named(paths)}
     wanted: dict[str, Any] = {
         "regex": regex,
         "tokens": None if tokens is None else _parse_ids(tokens),
@@ -82,31 +87,82 @@ def search(
         "split": split,
         "use_index": index,
     }
+    options = {"tokenizer": tokenizer, **opening.options}
+    opened = {
+        name: dataset for name, (dataset, _) in open_named(paths, cache_bytes=0, **options).items()
+    }
     out = sys.stdout  # a display may redirect it to stderr
-    here = typed(path) + typed_options({"tokenizer": tokenizer, **opening.options})
     if count_only:
-        with Display() as display:
-            counts = count_matches(dataset, text, watcher=display, **wanted)
-        if json:
-            print(json_format.dumps(counts), file=out)
-        else:
-            for name, number in counts.items():
-                print(f"{one_line(name)}: {count(number)}", file=out)
-        return 0 if any(counts.values()) else 1
+        return _count(opened, text, wanted, out, json=json)
     with Display() as display:
-        matches = find(dataset, text, limit=limit, watcher=display, **wanted)
+        matches = find(opened, text, limit=limit, watcher=display, **wanted)
         with closing(matches):  # ends the threads of a search that stops early
             shown, last = _show(matches, out, json=json)
     if last is None:
-        warn(f"{_name(text, tokens)} does not occur in {_name_splits(dataset.splits, split)}.")
+        splits = dict.fromkeys(one for dataset in opened.values() for one in dataset)
+        where = one_line(split) if split is not None else " or ".join(map(one_line, splits))
+        of = f" of {' or '.join(map(one_line, opened))}" if "" not in opened else ""
+        warn(f"{_name(text, tokens)} does not occur in {where}{of}.")
         return 1
     if not json:
         stopped = limit is not None and shown >= limit
         show_styled(
             Text(f"\n{counted(shown, 'occurrence')}{', and maybe more' if stopped else ''}")
         )
-        _show_next(last, here, can_index=text is not None and not may_have_kept(dataset, NAME))
+        given = typed_options(options)
+        here = typed(as_path(named[last.name].path)) + given
+        lacks_index = not all(may_have_kept(dataset, NAME) for dataset in opened.values())
+        whole = " ".join(shlex.quote(one) for one in paths) if last.name else here
+        _show_next(last, here, f"{whole}{given}" if text is not None and lacks_index else None)
     return 0
+
+
+def _divide(
+    data: str, text: str | None, more: Sequence[str], *, has_tokens: bool
+) -> tuple[list[str], str | None]:
+    """Return the datasets, and the text, which comes last; with --tokens, there is no text."""
+    given = [data, *([] if text is None else [text]), *more]
+    if has_tokens:
+        if len(given) > 1 and not parse_named(given[-1:])[0].name:
+            raise UsageError("give what to find as TEXT or as `tokens`, not as both.")
+        return given, None
+    if len(given) == 1:
+        return given, None
+    *paths, text = given
+    wrong = next((one for one in paths if not parse_named([one])[0].name), None)
+    if wrong is not None and len(paths) > 1:
+        raise UsageError(
+            f"{one_line(wrong)!r} is neither TEXT, which comes last, nor a dataset of a mixture. Put a TEXT "
+            "of several words in quotes. Give each of several datasets a name and a weight: "
+            "NAME=DATA:0.5"
+        )
+    return paths, text
+
+
+def _count(
+    opened: Mapping[str, Dataset],
+    text: str | None,
+    wanted: Mapping[str, Any],
+    out: Any,
+    *,
+    json: bool,
+) -> int:
+    """Print the number of occurrences in each split of each dataset."""
+    split = wanted["split"]
+    having = {name: one for name, one in opened.items() if split is None or split in one} or opened
+    with Display() as display:
+        counts = {
+            name: count_matches(dataset, text, watcher=display, **wanted)
+            for name, dataset in having.items()
+        }
+    if json:
+        print(json_format.dumps(counts.get("", counts)), file=out)
+    else:
+        for name, numbers in counts.items():
+            for part, number in numbers.items():
+                where = f"{name}, {part}" if name else part
+                print(f"{one_line(where)}: {count(number)}", file=out)
+    return 0 if any(any(numbers.values()) for numbers in counts.values()) else 1
 
 
 def _show(matches: Iterator[Match], out: Any, *, json: bool) -> tuple[int, Match | None]:
@@ -116,7 +172,8 @@ def _show(matches: Iterator[Match], out: Any, *, json: bool) -> tuple[int, Match
         if json:
             out.write(_as_json(match) + "\n")
             continue
-        place = match.split, None if match.document is None else match.document.number
+        number = None if match.document is None else match.document.number
+        place = match.name, match.split, number
         if place != before or match.document is None:
             show_styled(Text(_describe_place(match), style="dim"), file=out)
             before = place
@@ -130,9 +187,10 @@ def _show(matches: Iterator[Match], out: Any, *, json: bool) -> tuple[int, Match
 
 def _describe_place(match: Match) -> str:
     document = match.document
+    split = one_line(f"{match.name}, {match.split}" if match.name else match.split)
     if document is None:
-        return f"{one_line(match.split)}, token {match.token}"
-    where = f"{one_line(match.split)}, document {document.number}"
+        return f"{split}, token {match.token}"
+    where = f"{split}, document {document.number}"
     if document.source is not None:
         where += f": {one_line(document.source.path)}, {document.source.unit} {document.offset}"
     return where
@@ -143,22 +201,18 @@ def _as_json(match: Match) -> str:
     return json_format.dumps(values).replace("\x7f", "\\u007f")
 
 
-def _show_next(last: Match, here: str, *, can_index: bool) -> None:
+def _show_next(last: Match, here: str, to_index: str | None) -> None:
     given = f" --split {shlex.quote(last.split)}" if last.split != "train" else ""
     commands = [f"tokenmill peek {here}{given} --token {last.token}"]
     if last.document is not None and last.document.key is not None:
         commands.append(f"tokenmill where {here} {last.document.key}")
-    if can_index:
-        commands.append(f"tokenmill index {here}")
+    if to_index is not None:
+        commands.append(f"tokenmill index {to_index}")
     show_styled(Text("\nNext:  " + "\n       ".join(commands)))
 
 
 def _name(text: str | None, tokens: str | None) -> str:
     return repr(one_line(text)) if text is not None else f"The sequence of ids {tokens}"
-
-
-def _name_splits(splits: tuple[str, ...], split: str | None) -> str:
-    return one_line(split) if split is not None else " or ".join(map(one_line, splits))
 
 
 def _parse_ids(text: str) -> list[int]:

@@ -22,7 +22,7 @@ from tokenmill.cli.console import (
 )
 from tokenmill.cli.flags import name_flags
 from tokenmill.cli.opening import RECOGNISED, Opening
-from tokenmill.inspect.stats.result import Figures, Statistics, TokenCount
+from tokenmill.inspect.stats.result import Figures, Statistics
 from tokenmill.inspect.stats.stats import stats as compute
 from tokenmill.wording import count, counted, one_line
 
@@ -214,7 +214,7 @@ def _show_ids(found: Statistics, top: int) -> None:
             [
                 (
                     str(one.id),
-                    _quote(one),
+                    one.quote(_TEXT),
                     count(one.count),
                     f"{one.share:.2%}",
                     draw_bar(one.share / max(frequent[0].share, 1e-9)),
@@ -223,15 +223,13 @@ def _show_ids(found: Statistics, top: int) -> None:
             ],
         )
     if found.unused is not None:
-        examples = ", ".join(_quote(one) or str(one.id) for one in found.unused.examples[:top])
+        examples = ", ".join(
+            f"{one.id} {one.quote(_TEXT)}".rstrip() for one in found.unused.examples[:top]
+        )
         show(
             f"\nNever used: {counted(found.unused.count, 'id')}, {found.unused.share:.1%} of the "
             f"vocabulary{f', such as {examples}' if examples else ''}."
         )
-
-
-def _quote(one: TokenCount) -> str:
-    return "" if one.text is None else repr(one.text[:_TEXT])
 
 
 def _show_text(found: Statistics, top: int) -> None:

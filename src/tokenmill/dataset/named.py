@@ -1,4 +1,4 @@
-"""Parse the data of a mixture: several datasets, each as NAME=PATH:WEIGHT."""
+"""Parse and open the data of a mixture: several datasets, each as NAME=PATH:WEIGHT."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tokenmill.dataset.paths import AnyPath
+from tokenmill.dataset.opening import Dataset
+from tokenmill.dataset.opening import open as open_dataset
+from tokenmill.dataset.paths import AnyPath, AnyPaths
 from tokenmill.errors import UsageError
 from tokenmill.hub.paths import is_hub_path
 
@@ -44,6 +46,20 @@ def parse_named(data: Sequence[AnyPath]) -> list[NamedPath]:
         if names.count(name) > 1:
             raise UsageError(f"two of the datasets are named {name!r}; give each its own name.")
     return parsed
+
+
+def open_named(data: AnyPaths, **options: Any) -> dict[str, tuple[Dataset, float]]:
+    """Open a dataset, or the datasets of a mixture; return each with its weight, by its name.
+
+    Paths without names are one dataset, as for `tokenmill.open`; its name is "". `options` are those
+    of `tokenmill.open`.
+    """
+    given = [data] if isinstance(data, (str, os.PathLike)) else list(data)
+    if not any(_parse_one(os.fspath(one)).name for one in given):
+        return {"": (open_dataset(given, **options), 1.0)}
+    return {
+        name: (open_dataset(path, **options), weight) for name, path, weight in parse_named(given)
+    }
 
 
 def _parse_one(text: str) -> NamedPath:

@@ -170,12 +170,14 @@ class Dataset(Mapping[str, Tokens]):
             lacks = f"has no split {split!r}"
             if self.manifest is not None and split in self.manifest.splits:
                 lacks = f"has no tokens in its split {split!r}"
-            hint = (
-                " To hold out the last 1% as val, use tokenmill.open(path, val_fraction=0.01)."
-                if self.splits == ("train",)
-                else ""
-            )
-            raise DatasetError(f"{self.path} {lacks}. Splits with tokens: {there}.{hint}")
+            cure = "Use one of these." if self else "Make the dataset again, from more text."
+            if self.splits == ("train",):
+                make = "prepare TEXTS" if self.manifest is not None else f"import {self.path}"
+                cure += (
+                    f" To hold out some data as val, run: tokenmill {make} --out FOLDER --val-fraction "
+                    "0.1, or in Python: tokenmill.open(path, val_fraction=0.1)."
+                )
+            raise DatasetError(f"{self.path} {lacks}. Splits with tokens: {there}. {cure}")
         if split not in self._tokens:
             tokens = Tokens(
                 self.contents.splits[split],

@@ -261,10 +261,13 @@ class _Finder:
         )
 
     def _find_number(self, number: int) -> Iterable[Document]:
-        table = self._dataset["train"].documents
+        table = self._dataset["train"].documents if "train" in self._dataset else None
         if table is None or number >= len(table):
             total = 0 if table is None else len(table)
-            raise UsageError(f"split 'train' has no document {number}: it has {total:,} documents.")
+            raise UsageError(
+                f"split 'train' has no document {number}: it has {total:,} documents. For a document of "
+                "another split, give its key, which tokenmill peek shows."
+            )
         return [table[number]]
 
     def _find_key(self, key: str) -> Iterable[Document]:

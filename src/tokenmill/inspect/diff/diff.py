@@ -2,11 +2,12 @@
 
 Guarantees: documents are equal if their keys, 128-bit hashes of their texts, are equal. They are
 compared as multisets: a text that one dataset has twice and the other once counts as one document
-removed or added. Order does not matter. Memory is bounded for any number of documents.
+removed or added. Order does not matter. Memory is bounded for any number of documents. A file whose
+size is not the one in the manifest is an error that names it.
 
-Costs: all document tables are read once. If the datasets have more than a million documents together,
-48 bytes for each document are written to a temporary folder; `TMPDIR` chooses where. If a dataset has
-no keys of texts, all its tokens are read.
+Costs: the sizes of all shards are looked up, and all document tables are read once. If the datasets
+have more than a million documents together, 48 bytes for each document are written to a temporary
+folder; `TMPDIR` chooses where. If a dataset has no keys of texts, all its tokens are read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from tokenmill.wording import brief, count, counted, one_line
 
 _SOURCES = 1000  # sources to list, at most
 _LONGEST = 200  # characters of a setting's value
-_DECIDE_TOKENS = ("tokenizer fingerprint", "end of text", "end-of-text id")
+_PARTS, _DEPTH = 20, 3  # of a setting's value that is a list or a mapping
 
 AnyPath = str | os.PathLike[str]
 Integers = npt.NDArray[np.int64]
@@ -118,13 +119,8 @@ class Difference:
 
     @property
     def is_same(self) -> bool:
-        """Whether both have the same documents in the same splits, with the same tokens."""
-        return not (
-            self.removed.documents
-            or self.added.documents
-            or self.moved
-            or any(one.name in _DECIDE_TOKENS for one in self.settings)
-        )
+        """Whether both have the same documents in the same splits. `settings` do not count."""
+        return not (self.removed.documents or self.added.documents or self.moved)
 
     @property
     def moved_documents(self) -> int:
@@ -221,6 +217,8 @@ def compare(one: Dataset, other: Dataset, watcher: Watcher, limit: int = LIMIT) 
     by_tokens = any(some.manifest is None or is_imported(some) for some in (one, other))
     notes = _check_tokens(one, other) if by_tokens else ()
     sides = Side(one, by_tokens=by_tokens), Side(other, by_tokens=by_tokens)
+    for side in sides:
+        side.check_sizes()
     splits = tuple(dict.fromkeys((*sides[0].splits, *sides[1].splits)))
     watcher.begin("reading documents", sum(side.size for side in sides))
     numbers, paths = _number_sources(sides)
@@ -375,20 +373,28 @@ def _total(numbers: Integers) -> Total:
 
 def _compare_settings(one: Dataset, other: Dataset) -> tuple[SettingDifference, ...]:
     before, after = dict(_list_settings(one)), dict(_list_settings(other))
+    names = dict.fromkeys((*before, *after))
+    if any(some.manifest is None or is_imported(some) for some in (one, other)):
+        # Without settings of `prepare` on both sides, only what both know can differ.
+        names = {name: None for name in names if name in before and name in after}
     return tuple(
-        SettingDifference(name=name, before=before.get(name), after=after.get(name))
-        for name in dict.fromkeys((*before, *after))
+        SettingDifference(
+            name=name[: _LONGEST // 2],
+            before=_describe(before[name]) if name in before else None,
+            after=_describe(after[name]) if name in after else None,
+        )
+        for name in names
         if before.get(name) != after.get(name)
     )
 
 
-def _list_settings(dataset: Dataset) -> Iterator[tuple[str, str]]:
-    """Yield the name of each fact and setting that may differ, and its value as a short text."""
+def _list_settings(dataset: Dataset) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of each fact and setting that may differ, except unknown ones."""
     manifest = dataset.manifest
     yield "format", dataset.format
     yield "dtype", dataset.dtype.name
     if dataset.vocab_size is not None:
-        yield "vocabulary", count(dataset.vocab_size)
+        yield "vocabulary", dataset.vocab_size
     yield "end of text", dataset.contents.eot
     if dataset.eot_id is not None:
         yield "end-of-text id", str(dataset.eot_id)
@@ -400,4 +406,34 @@ def _list_settings(dataset: Dataset) -> Iterator[tuple[str, str]]:
         yield "compression", manifest.compression.name
     for name, value in manifest.settings.items():
         if value is not None and name != "content":  # "content" hashes the imported tokens
-            yield str(name)[:100], brief(value)[:_LONGEST]
+            yield str(name), value
+
+
+def _describe(value: Any) -> str:
+    """Return a value as a short text, without the syntax of Python.
+
+    >>> _describe({"keys": 4000, "of": ["a", True]}), _describe([])
+    ('keys: 4,000, of: a, yes', 'none')
+    """
+    return _describe_parts(value, _DEPTH)[:_LONGEST]
+
+
+def _describe_parts(value: Any, depth: int) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and value.bit_length() <= 64:
+        return count(value)
+    if isinstance(value, (list, tuple, dict)) and depth:
+        parts = value.items() if isinstance(value, dict) else [("", one) for one in value]
+        shown = [
+            f"{name}: {_describe_parts(one, depth - 1)}"
+            if name
+            else _describe_parts(one, depth - 1)
+            for name, one in islice(parts, _PARTS)
+        ]
+        return ", ".join(shown) or "none"
+    return brief(value)

@@ -19,6 +19,7 @@ from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import DatasetError, TokenizerError
 from tokenmill.inspect.diff.matching import ENTRY, Entries
 from tokenmill.inspect.where.keys import open_tables
+from tokenmill.storage.reading import check_size, find_all_files, for_each_file, open_inside
 from tokenmill.store.tables import MOST
 from tokenmill.store.tokens import Tokens
 
@@ -46,6 +47,27 @@ class Side:
         if self.hashes:
             return sum(len(tokens) * tokens.dtype.itemsize for tokens in self.dataset.values())
         return sum(len(table) for table in open_tables(self.dataset)) * ENTRY.itemsize
+
+    def check_sizes(self) -> None:
+        """Raise an error that names a file of tokens whose size is not the one in the manifest.
+
+        The documents of a prepared dataset are compared by its document tables, so otherwise nothing
+        would notice that tokens are missing.
+        """
+        manifest, folder = self.dataset.manifest, self.dataset.path
+        if manifest is None:  # all tokens are read
+            return
+        width = self.dataset.dtype.itemsize
+
+        def check(file: tuple[str, int]) -> None:
+            path, size = file
+            with open_inside(folder, path) as opened:
+                check_size(opened, path, size)
+
+        find_all_files(folder)
+        for split in manifest.splits.values():
+            sizes = split.shards.measure_files(width).tolist()
+            for_each_file(folder, check, list(zip(split.shards.path, sizes, strict=True)))
 
     def hash_sources(self) -> npt.NDArray[np.uint64]:
         """Return a hash of the name of each source."""

@@ -1,4 +1,4 @@
-"""Find every occurrence of a text, a regular expression or a sequence of ids in a dataset.
+"""Find every occurrence of a text, a regular expression or a sequence of ids in a dataset or mixture.
 
 Guarantees: all occurrences are found, in order, wherever the tokenizer divided the text: they may
 begin and end inside a token. Occurrences of a text or of ids may overlap; matches of a regular
@@ -13,8 +13,9 @@ the text, so almost nothing is decoded: several GB of text per second from memor
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import tokenmill.dataset.opening
+from tokenmill.dataset.named import open_named
 from tokenmill.dataset.opening import Dataset
 from tokenmill.dataset.paths import AnyPaths
 from tokenmill.errors import TokenizerError, UsageError
@@ -46,10 +47,12 @@ from tokenmill.inspect.search.word_index import (
     UnusableIndexError,
     WordIndex,
     build,
+    join_reports,
 )
 from tokenmill.progress import Watcher, watching
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers.base import Tokenizer
+from tokenmill.wording import one_line
 
 __all__ = ["Match", "count_matches", "index", "search"]
 
@@ -57,7 +60,7 @@ LONGEST = 1 << 16  # bytes of a text, or ids of a sequence, to search for
 
 
 def search(
-    data: AnyPaths | Dataset,
+    data: AnyPaths | Dataset | Mapping[str, Dataset],
     text: str | None = None,
     *,
     regex: bool = False,
@@ -76,7 +79,7 @@ def search(
     column: str | None = None,
     eot_id: int | None = None,
 ) -> Generator[Match]:
-    """Yield every occurrence of `text` in a dataset, in order, as they are found.
+    """Yield every occurrence of `text` in a dataset, or in those of a mixture, as they are found.
 
     >>> import pathlib, tempfile
     >>> import tokenmill
@@ -90,7 +93,8 @@ def search(
     Parameters
     ----------
     data
-        A dataset, or a path as for `tokenmill.open`.
+        A path as for `tokenmill.open`, or an opened dataset. Or several, which are searched one after
+        the other: a list of "NAME=PATH:WEIGHT", or opened datasets by name.
     text
         What to find. Its case matters.
     regex
@@ -101,7 +105,8 @@ def search(
         Whether to treat upper and lower case as equal. If the text is ASCII, A to Z equal a to z;
         other texts, and regular expressions, follow the rules of Python's `re`.
     split
-        The only split to search. By default, all splits.
+        The only split to search. By default, all splits. Datasets of a mixture may lack it, but not
+        all of them.
     limit
         The number of occurrences after which to stop.
     start
@@ -116,26 +121,34 @@ def search(
     tokenizer, dtype, format, column, eot_id
         As for `tokenmill.open`, if `data` is a path.
     """
-    dataset = _open(data, tokenizer, dtype=dtype, format=format, column=column, eot_id=eot_id)
-    asked = _ask(dataset, text, tokens, regex=regex, ignore_case=ignore_case)
-    query = replace(asked, start=max(0, start), reached=reached)
+    opened = _open(data, tokenizer, dtype=dtype, format=format, column=column, eot_id=eot_id)
     if limit is not None and limit < 1:
         raise UsageError(f"`limit` is {limit}; it must be 1 or more.")
-    splits = _choose_splits(dataset, split)
+    queries = [
+        replace(
+            _ask(dataset, text, tokens, regex=regex, ignore_case=ignore_case),
+            name=name,
+            start=max(0, start),
+            reached=reached,
+        )
+        for name, dataset in _having(opened, split).items()
+    ]
+
+    def find(watcher: Watcher) -> Generator[Match]:
+        for query in queries:
+            with closing(query.search(split, watcher, use_index=use_index)) as found:
+                for match in found:
+                    yield replace(match, name=query.name) if query.name else match
 
     def run() -> Generator[Match]:
-        with watching(watcher, progress) as watching_now:
-            found = query.search(splits, watching_now, use_index=use_index)
-            try:
-                yield from islice(found, limit)
-            finally:
-                found.close()
+        with watching(watcher, progress) as watching_now, closing(find(watching_now)) as found:
+            yield from islice(found, limit)
 
     return run()
 
 
 def count_matches(
-    data: AnyPaths | Dataset,
+    data: AnyPaths | Dataset | Mapping[str, Dataset],
     text: str | None = None,
     *,
     regex: bool = False,
@@ -153,6 +166,8 @@ def count_matches(
 ) -> dict[str, int]:
     """Return how many occurrences each split has. The parameters are those of `search`.
 
+    The numbers of several datasets are added.
+
     >>> import pathlib, tempfile
     >>> import tokenmill
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -161,15 +176,20 @@ def count_matches(
     >>> count_matches(folder / "data", "be")
     {'train': 2}
     """
-    dataset = _open(data, tokenizer, dtype=dtype, format=format, column=column, eot_id=eot_id)
-    query = _ask(dataset, text, tokens, regex=regex, ignore_case=ignore_case)
-    splits = _choose_splits(dataset, split)
+    opened = _open(data, tokenizer, dtype=dtype, format=format, column=column, eot_id=eot_id)
+    queries = [
+        replace(_ask(dataset, text, tokens, regex=regex, ignore_case=ignore_case), name=name)
+        for name, dataset in _having(opened, split).items()
+    ]
+    counts: Counter[str] = Counter()
     with watching(watcher, progress) as watching_now:
-        return query.count(splits, watching_now, use_index=use_index)
+        for query in queries:
+            counts.update(query.count(split, watching_now, use_index=use_index))
+    return dict(counts)
 
 
 def index(
-    data: AnyPaths | Dataset,
+    data: AnyPaths | Dataset | Mapping[str, Dataset],
     *,
     progress: bool | None = None,
     watcher: Watcher | None = None,
@@ -181,7 +201,7 @@ def index(
     """Index the words of a dataset, so that `search` reads only the parts that can contain a text.
 
     An index that exists already is kept. Needs the extra `search`. The parameters are those of
-    `search`.
+    `search`. Each dataset of a mixture gets its own index.
 
     >>> import pathlib, tempfile
     >>> import tokenmill
@@ -191,27 +211,52 @@ def index(
     >>> index(folder / "data").text_bytes
     33
     """
-    dataset = _open(data, tokenizer, dtype=dtype, format=format, column=column)
-    vocabulary = read_vocabulary(dataset.tokenizer)
+    opened = _open(data, tokenizer, dtype=dtype, format=format, column=column)
+    vocabularies = {name: _read_bytes(dataset.tokenizer) for name, dataset in opened.items()}
+    with watching(watcher, progress) as watching_now:
+        made = {
+            name: build(dataset, vocabularies[name], watching_now)
+            for name, dataset in opened.items()
+        }
+    return made[""] if "" in made else join_reports(made)
+
+
+def _read_bytes(tokenizer: Tokenizer) -> Vocabulary:
+    vocabulary = read_vocabulary(tokenizer)
     if vocabulary is None:
         raise TokenizerError(
-            f"the tokenizer {dataset.tokenizer.name!r} does not give the bytes of each id, which an "
-            "index needs. Implement its method `spellings`."
+            f"the tokenizer {tokenizer.name!r} does not give the bytes of each id, which an index "
+            "needs. Implement its method `spellings`."
         )
-    with watching(watcher, progress) as watching_now:
-        return build(dataset, vocabulary, watching_now)
+    return vocabulary
 
 
-def _open(data: AnyPaths | Dataset, tokenizer: str | Tokenizer | None, **opening: Any) -> Dataset:
-    if not isinstance(data, Dataset):
+def _open(
+    data: AnyPaths | Dataset | Mapping[str, Dataset],
+    tokenizer: str | Tokenizer | None,
+    **opening: Any,
+) -> dict[str, Dataset]:
+    """Return the datasets by name. A single dataset without a name has the name ""."""
+    if not isinstance(data, Mapping):
         # Open remote data without a cache, since a search reads everything once.
-        return tokenmill.dataset.opening.open(data, tokenizer=tokenizer, cache_bytes=0, **opening)
+        found = open_named(data, tokenizer=tokenizer, cache_bytes=0, **opening)
+        return {name: dataset for name, (dataset, _) in found.items()}
     if tokenizer is not None or any(value is not None for value in opening.values()):
         raise UsageError(
             "`tokenizer` and other options of opening cannot be used with an opened dataset. "
             "Pass them to `tokenmill.open`."
         )
-    return data
+    return {"": data} if isinstance(data, Dataset) else dict(data)
+
+
+def _having(opened: dict[str, Dataset], split: str | None) -> dict[str, Dataset]:
+    """Return the datasets that have a split. Raises an error if none of them has it."""
+    if split is None:
+        return opened
+    having = {name: dataset for name, dataset in opened.items() if split in dataset}
+    if not having:
+        next(iter(opened.values()))[split]  # raises an error that lists the splits
+    return having
 
 
 def read_vocabulary(tokenizer: Tokenizer) -> Vocabulary | None:
@@ -225,10 +270,6 @@ def read_vocabulary(tokenizer: Tokenizer) -> Vocabulary | None:
 def _read_vocabulary(tokenizer: Tokenizer) -> Vocabulary | None:
     spellings = tokenizer.spellings()
     return None if spellings is None else Vocabulary(spellings)
-
-
-def _choose_splits(dataset: Dataset, split: str | None) -> list[Tokens]:
-    return [dataset[split]] if split is not None else [dataset[name] for name in dataset]
 
 
 def _ask(
@@ -312,14 +353,13 @@ class _Query:
     words: str | None = None
     reader: Reader | None = None
     finder: Finder | None = None
+    name: str = ""
     start: int = 0
     reached: Callable[[int], None] | None = None
 
-    def search(
-        self, splits: list[Tokens], watcher: Watcher, *, use_index: bool
-    ) -> Generator[Match]:
-        """Yield all results."""
-        for tokens, ranges in self._plan(splits, watcher, use_index=use_index):
+    def search(self, split: str | None, watcher: Watcher, *, use_index: bool) -> Generator[Match]:
+        """Yield all results in a split, or in all splits."""
+        for tokens, ranges in self._plan(split, watcher, use_index=use_index):
             if self.finder is not None and self.reader is not None:
                 yield from self._search_documents(tokens, ranges, watcher)
                 continue
@@ -328,10 +368,10 @@ class _Query:
                 for number in range(len(found.hits)):
                     yield describer.describe(found, number)
 
-    def count(self, splits: list[Tokens], watcher: Watcher, *, use_index: bool) -> dict[str, int]:
-        """Return the number of results in each split."""
+    def count(self, split: str | None, watcher: Watcher, *, use_index: bool) -> dict[str, int]:
+        """Return the number of results in a split, or in each split."""
         counts = {}
-        for tokens, ranges in self._plan(splits, watcher, use_index=use_index):
+        for tokens, ranges in self._plan(split, watcher, use_index=use_index):
             if self.finder is not None:
                 results: Iterator[Any] = self._search_documents(tokens, ranges, watcher)
                 counts[tokens.split] = sum(1 for _ in results)
@@ -341,12 +381,15 @@ class _Query:
         return counts
 
     def _plan(
-        self, splits: list[Tokens], watcher: Watcher, *, use_index: bool
+        self, split: str | None, watcher: Watcher, *, use_index: bool
     ) -> Iterator[tuple[Tokens, Iterator[tuple[int, int]] | None]]:
         """Yield each split with the ranges of tokens to scan; None means all tokens."""
+        splits = [self.dataset[name] for name in ([split] if split is not None else self.dataset)]
         opened = self._open_index(watcher) if use_index and self.words is not None else None
+        of_name = f" of {one_line(self.name)}" if self.name else ""
         if opened is None:
-            watcher.begin("searching", sum(map(len, splits)), unit="tokens")
+            what = f"searching {one_line(self.name)}" if self.name else "searching"
+            watcher.begin(what, sum(map(len, splits)), unit="tokens")
         for tokens in splits:
             narrowed = None
             if opened is not None and self.words is not None:
@@ -356,7 +399,7 @@ class _Query:
                 else:
                     watcher.note(
                         f"Using the index: {narrowed.pieces:,} of {narrowed.of:,} pieces of "
-                        f"{tokens.split} can contain it."
+                        f"{tokens.split}{of_name} can contain it."
                     )
             ranges = None if narrowed is None else narrowed.ranges
             if self.start:

@@ -19,9 +19,9 @@ from __future__ import annotations
 import re
 import time
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +66,29 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 class IndexReport:
     """A finished index: its folder, the sizes of the text and of the index, and the time it took.
 
-    If the index existed already, `seconds` is 0.
+    If the index existed already, `seconds` is 0. For a mixture, `parts` has the reports of its
+    datasets by name; `folder` is None, and the numbers are totals.
     """
 
-    folder: Path
+    folder: Path | None
     tokens: int
     text_bytes: int
     bytes: int
     seconds: float
+    parts: Mapping[str, IndexReport] = field(default_factory=dict)
+
+
+def join_reports(parts: Mapping[str, IndexReport]) -> IndexReport:
+    """Return the report of a mixture."""
+    reports = parts.values()
+    return IndexReport(
+        folder=None,
+        tokens=sum(one.tokens for one in reports),
+        text_bytes=sum(one.text_bytes for one in reports),
+        bytes=sum(one.bytes for one in reports),
+        seconds=sum(one.seconds for one in reports),
+        parts=parts,
+    )
 
 
 class UnusableIndexError(DatasetError):

@@ -27,7 +27,7 @@ from tokenmill.storage.reading import read_inside
 from tokenmill.storage.receipts import encode_receipt, read_receipt
 from tokenmill.tokenizers import Tokenizer
 
-VERSION = 1
+VERSION = 2
 _NAME = "statistics"
 
 Integers = npt.NDArray[np.int64]

@@ -122,12 +122,29 @@ class RowCuts:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenCount:
-    """An id, how often it occurs, its share of all tokens, and its text if the tokenizer is known."""
+    """An id, how often it occurs, its share of all tokens, and its text if the tokenizer is known.
+
+    `bytes` are the id's bytes in hexadecimal, such as "e2 80", if they are not valid UTF-8: such an id
+    is a part of a character, and its text is only U+FFFD.
+    """
 
     id: int
     count: int
     share: float
     text: str | None
+    bytes: str | None = None
+
+    def quote(self, most: int = 200) -> str:
+        """Return at most `most` characters of the text in quotes, or the bytes; "" if unknown.
+
+        >>> TokenCount(id=3, count=1, share=1.0, text="a").quote()
+        "'a'"
+        >>> TokenCount(id=3, count=1, share=1.0, text="\ufffd", bytes="e2 80").quote()
+        'bytes e2 80'
+        """
+        if self.bytes is not None:
+            return f"bytes {self.bytes[:most]}"
+        return "" if self.text is None else repr(self.text[:most])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,10 +379,7 @@ class Statistics(Figures):
             rows = [(one.path, count(one.tokens)) for one in self.sources[:_SHOWN]]
             tables.append(("Sources", ("file", "tokens"), rows))
         if self.frequent:
-            shown = [
-                (one.id, "" if one.text is None else repr(one.text), f"{one.share:.2%}")
-                for one in self.frequent[:_SHOWN]
-            ]
+            shown = [(one.id, one.quote(), f"{one.share:.2%}") for one in self.frequent[:_SHOWN]]
             tables.append(("Frequent tokens", ("id", "text", "share"), shown))
         parts = [(name, count(part.tokens)) for name, part in self._shown_parts()]
         if parts:

@@ -16,14 +16,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.named import parse_named
+from tokenmill.dataset.named import open_named
 from tokenmill.dataset.opening import Dataset
-from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.errors import FolderError, TokenizerError, UsageError
 from tokenmill.inspect.stats.budget import find_epochs
 from tokenmill.inspect.stats.documents import (
@@ -148,9 +148,10 @@ def read_stats(dataset: Dataset, split: str | None = None) -> Statistics | None:
 
     >>> import tempfile
     >>> from pathlib import Path
+    >>> import tokenmill
     >>> folder = Path(tempfile.mkdtemp())
     >>> np.save(folder / "x.npy", np.arange(10))
-    >>> read_stats(open_dataset(folder / "x.npy")) is None
+    >>> read_stats(tokenmill.open(folder / "x.npy")) is None
     True
     """
     return read_kept(dataset, split)
@@ -162,15 +163,7 @@ def _open(
     """Return the datasets by name, each with its weight. A single dataset has the name ""."""
     if isinstance(data, Dataset):
         return {"": (data, 1.0)}
-    given = [data] if isinstance(data, (str, os.PathLike)) else list(data)
-    is_mixture = any("=" in os.fspath(one) for one in given)
-    parsed = parse_named(given) if is_mixture else []
-    if not any(one.name for one in parsed):
-        return {"": (open_dataset(given, cache_bytes=0, **options), 1.0)}
-    return {
-        name: (open_dataset(path, cache_bytes=0, **options), weight)
-        for name, path, weight in parsed
-    }
+    return open_named(data, cache_bytes=0, **options)
 
 
 def _find_budget(
@@ -459,7 +452,23 @@ class _Computation:
                 text = self.tokenizer.decode([number])[:_LONGEST]
             except TokenizerError:  # a gap in the vocabulary
                 text = None
-        return TokenCount(id=number, count=times, share=times / total, text=text)
+        return TokenCount(
+            id=number, count=times, share=times / total, text=text, bytes=self._find_bytes(number)
+        )
+
+    def _find_bytes(self, number: int) -> str | None:
+        """Return the bytes of an id in hexadecimal if they are known, and not valid UTF-8."""
+        spelling = self._spellings[number] if number < len(self._spellings) else None
+        try:
+            (spelling or b"").decode()
+        except UnicodeDecodeError:
+            assert spelling is not None
+            return spelling[: _LONGEST // 3].hex(" ")
+        return None
+
+    @cached_property
+    def _spellings(self) -> Sequence[bytes | None]:
+        return () if self.tokenizer is None else self.tokenizer.spellings() or ()
 
 
 def _has_documents(tokens: Any) -> bool:
