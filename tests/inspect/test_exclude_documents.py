@@ -153,6 +153,29 @@ def test_wrong_arguments_are_refused(data, listed):
         tokenmill.exclude(data, "a.txt:1", out=listed)
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_not_a_file_is_no_list_and_stays(data, listed, make):
+    make(listed)
+    for call in (
+        lambda: tokenmill.exclude(data, "a.txt:1", out=listed),
+        lambda: tokenmill.exclude(data, undo="000000", out=listed),
+        lambda: list(tokenmill.exclude(data, out=listed)),
+        lambda: read_exclusions(listed),
+    ):
+        with pytest.raises(UsageError, match=r"list\.jsonl is (not a regular file|a folder)\. Move"):
+            call()
+    assert not listed.is_file()
+    own = find_list(data)
+    make(own)
+    try:
+        with pytest.raises(UsageError, match="Move it away"):
+            tokenmill.exclude(data, "a.txt:1")
+        with pytest.raises(UsageError, match="Move it away"):
+            tokenmill.reshard(data, listed.parent / "copy")
+    finally:
+        own.rmdir() if own.is_dir() else own.unlink()
+
+
 def test_a_folder_that_cannot_be_written_to_names_the_cure(data, tmp_path):
     if os.geteuid() == 0:
         pytest.skip("root may write anywhere")
