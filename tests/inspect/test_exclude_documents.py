@@ -162,7 +162,9 @@ def test_what_is_not_a_file_is_no_list_and_stays(data, listed, make):
         lambda: list(tokenmill.exclude(data, out=listed)),
         lambda: read_exclusions(listed),
     ):
-        with pytest.raises(UsageError, match=r"list\.jsonl is (not a regular file|a folder)\. Move"):
+        with pytest.raises(
+            UsageError, match=r"list\.jsonl is (not a regular file|a folder)\. Move"
+        ):
             call()
     assert not listed.is_file()
     own = find_list(data)

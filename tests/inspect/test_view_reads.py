@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
+import json
+import os
 import re
+import shutil
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +126,50 @@ def test_a_document_of_the_split_val_is_shown_as_held_out(made):
 def test_a_viewer_of_nothing_says_what_to_type():
     with pytest.raises(RuntimeError, match="tokenmill view DATA, or tokenmill view --run RUN"):
         Viewer()
+
+
+def stretch(run, folder, *, batch_rows):
+    """A copy of a run, with losses of 2**34 rows that take no room on the disk."""
+    shutil.copytree(run, folder)
+    record = json.loads((folder / "data.json").read_text())
+    record["phases"] = [{"step": 0, "row": 0, "batch_rows": batch_rows, "world_size": 1}]
+    (folder / "data.json").write_text(json.dumps(record))
+    os.truncate(folder / "row_losses.f32", 1 << 36)
+    return folder
+
+
+def test_losses_of_a_very_long_run_are_read_over_several_requests(made, tmp_path):
+    data, run, *_ = made
+    with Viewer(data, "--run", stretch(run, tmp_path / "long", batch_rows=1024)) as viewer:
+        left = [1 << 24]
+        for _ in range(3):
+            html = viewer.page("/runs/charts")  # the client waits for at most 60 seconds
+            assert "data-searching" in html
+            (shown,) = re.findall("Reading the losses: ([0-9,]+) steps to go", html)
+            left.append(int(shown.replace(",", "")))
+        assert left == sorted(set(left), reverse=True)
+
+
+def test_ctrl_c_does_not_wait_for_a_slow_page(made, tmp_path):
+    data, run, *_ = made
+    program = (
+        "import sys\n"
+        "from tokenmill.cli import main\n"
+        "from tokenmill.inspect.view import runs\n"
+        "runs.READING = 1e9\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    slow = stretch(run, tmp_path / "slow", batch_rows=1024)
+    with Viewer(data, "--run", slow, program=("-c", program)) as viewer:
+        connection = http.client.HTTPConnection(viewer.host, timeout=60)
+        connection.request("GET", "/runs", headers={"Cookie": viewer.cookie})
+        time.sleep(1)
+        started = time.monotonic()
+        status, output = viewer.stop()
+        assert time.monotonic() - started < 15
+        connection.close()
+    assert status == 0
+    assert set(output.splitlines()) <= {"Ctrl-C stops the viewer.", "Stopped."}  # no traceback
 
 
 def test_compressed_shards_have_the_same_pages(made, tmp_path):

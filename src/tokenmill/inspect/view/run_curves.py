@@ -10,6 +10,7 @@ complete buckets are kept.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -105,8 +106,16 @@ class RunCurves:
         """The names of the sources, if the losses of rows are known and there are several."""
         return self.view.rows.names if self._rows and len(self.view.rows.names) > 1 else ()
 
-    def refresh(self) -> None:
-        """Read what the run has written since the last call."""
+    @property
+    def unread_steps(self) -> int:
+        """How many steps have losses that were not read yet, because there was no time."""
+        return max(0, self.losses.step_at(self._rows) - self.losses.steps) if self._rows else 0
+
+    def refresh(self, *, until: float = math.inf) -> None:
+        """Read what the run has written since the last call.
+
+        After the time `until` of `time.monotonic`, no more losses are read; the next call continues.
+        """
         with self.lock:
             self._read_phases()
             self._read_metrics()
@@ -115,7 +124,7 @@ class RunCurves:
                 self.losses = self._open_losses()
             self._rows = rows
             if rows:
-                self.losses.follow(rows)
+                self.losses.follow(rows, until=until)
             else:
                 self._use_lines()
 

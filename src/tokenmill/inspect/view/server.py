@@ -5,6 +5,7 @@ The server listens on 127.0.0.1 only. It runs in the main thread.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -168,6 +169,11 @@ def serve(
             announce(address + token)
             if browser:
                 Thread(target=_open, args=(address + once,), daemon=True).start()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            # It cancels pages that are not ready in time, and would report each as an error.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+            await super().shutdown(sockets)
 
     server = Server(_configure(app))
     with listener, suppress(KeyboardInterrupt):  # uvicorn raises it again after it has ended
