@@ -20,6 +20,12 @@ sys.path.insert(0, str(Path(__file__).parent / "browser"))
 from view_demo import RunWriter, make_dataset
 
 import tokenmill
+from tokenmill.inspect.run_view import open_run
+from tokenmill.inspect.view.batches import show_batches
+from tokenmill.inspect.view.documents import show_document
+from tokenmill.inspect.view.query import Query
+from tokenmill.inspect.view.rendering import Templates
+from tokenmill.inspect.view.viewer import Viewer as ViewerPages
 from tokenmill.load.loader import Loader
 from tokenmill.training.config import Config
 
@@ -126,6 +132,36 @@ def test_a_document_of_the_split_val_is_shown_as_held_out(made):
 def test_a_viewer_of_nothing_says_what_to_type():
     with pytest.raises(RuntimeError, match="tokenmill view DATA, or tokenmill view --run RUN"):
         Viewer()
+
+
+def test_a_run_whose_first_steps_are_unknown_is_shown_from_the_first_known_step(made, tmp_path):
+    data, run, tokens, rows = made
+    shutil.copytree(run, tmp_path / "late")
+    record = json.loads((tmp_path / "late/data.json").read_text())
+    first = 4 * CONFIG.batch_rows
+    record["phases"] = [{**record["phases"][0], "step": 4, "row": first}]
+    (tmp_path / "late/data.json").write_text(json.dumps(record))
+    viewer = ViewerPages(
+        datasets={"": tokenmill.open(data)}, runs={"late": open_run(tmp_path / "late")}
+    )
+    page = show_batches(viewer, Query({}))
+    assert (page.values["settings"].step, page.values["batch"].start) == (4, first)
+    assert page.values["previous_step"] is None
+    assert show_batches(viewer, Query({"step": "5"})).values["previous_step"] is not None
+    unknown = 0
+    for number, document in enumerate(tokens.documents):
+        own = set(range(document.start, document.start + document.length))
+        page = show_document(viewer, Query({"number": str(number)}))
+        (found,) = page.values["reads"]
+        expected = [number for number, row in enumerate(rows) if row & own]
+        assert [read.row for read in found.reads] == [one for one in expected if one >= first][:20]
+        assert found.unknown == sum(one < first for one in expected)
+        unknown += found.unknown
+        html = Templates(names={"viewer": viewer}).render(page, data="")
+        assert ("does not describe" in html) == bool(found.unknown)
+    assert unknown
+    os.truncate(tmp_path / "late/row_losses.f32", 4 * (first - 1))  # no known step has losses
+    assert show_batches(viewer, Query({})).values["last_step"] is None
 
 
 def stretch(run, folder, *, batch_rows):

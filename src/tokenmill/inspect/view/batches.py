@@ -119,8 +119,11 @@ def show_batches(viewer: Viewer, query: Query) -> Page:
     name, view, loader = _choose_view(viewer, query)
     last_step = _find_last_step(view)
     wanted = query.number("row", 0, high=MOST_STEPS) if query.text("row") else None
+    begin = view.phases[0].step  # in a damaged folder of a run, those before it are unknown
     step = (
-        view.place(wanted).step if wanted is not None else query.number("step", 0, high=MOST_STEPS)
+        view.place(wanted).step
+        if wanted is not None
+        else query.number("step", begin, high=MOST_STEPS)
     )
     world_size = _count_ranks(view, step)
     has_rank = query.text("rank") and wanted is None
@@ -177,7 +180,7 @@ def show_batches(viewer: Viewer, query: Query) -> Page:
             "next_page": (
                 settings.link(first=first + PAGE_ROWS) if first + PAGE_ROWS < len(batch) else None
             ),
-            "previous_step": settings.link(step=step - 1, first="") if step else None,
+            "previous_step": settings.link(step=step - 1, first="") if step > begin else None,
             "next_step": (
                 settings.link(step=step + 1, first="")
                 if last_step is None or step < last_step
@@ -257,7 +260,7 @@ def _count_ranks(view: RunView, step: int) -> int:
 def _find_last_step(view: RunView) -> int | None:
     """Return the last step that a run has done; None without a run."""
     rows = view.row_count
-    return view.place(max(rows - 1, 0)).step if rows else None
+    return view.place(rows - 1).step if rows and rows > view.phases[0].row else None
 
 
 def _read_losses(view: RunView, batch: range) -> Floats:

@@ -50,6 +50,7 @@ class Read:
 class RunReads:
     """When a run read the tokens of a page. `more` is how many further rows there are.
 
+    `unknown` is how many rows there are before the first step that the run's folder describes.
     `held_out` is how many of the tokens the run held out for validation; `is_held_out` says whether
     these are all of them.
     """
@@ -58,6 +59,7 @@ class RunReads:
     reads: tuple[Read, ...]
     more: int
     rows: int
+    unknown: int = 0
     held_out: int = 0
     is_held_out: bool = False
 
@@ -153,12 +155,15 @@ def _find_reads(viewer: Viewer, tokens: Tokens, start: int, stop: int) -> Iterat
             if run.order(source).kind == "random":
                 last = min(rows, _MOST_COMPUTED)
             found = run.find_rows(source, start, end, last_row=last)
+            unknown = int(np.searchsorted(found, run.phases[0].row))
+            found = found[unknown:]
             shown = found[:MOST_READS].tolist()
             yield RunReads(
                 run=name,
                 reads=tuple(_describe_read(run, row) for row in shown),
                 more=len(found) - len(shown),
                 rows=last,
+                unknown=unknown,
                 held_out=max(stop - max(end, start), 0),
                 is_held_out=end <= start,
             )
