@@ -122,7 +122,7 @@ def show_document(viewer: Viewer, query: Query, *, link: Link = make_link) -> Pa
 def _choose_range(query: Query, document: Document) -> tuple[int, int, int | None]:
     """Return the tokens to show, counted from the start of the document, and the marked token."""
     start = query.number("start", 0, high=max(0, document.length - 1))
-    token = query.number("token", -1, low=-1)
+    token = query.number("at", -1, low=-1)  # `token` is the token of the URL
     if token >= 0:
         if not document.start <= token < document.start + document.length:
             raise UsageError(
