@@ -162,7 +162,7 @@ def test_data_that_was_moved_is_named_again_and_checked(run, corpora, tmp_path):
     # Names matter, and the weights and their order are those of the run.
     found = tokenmill.explain([f"cubes={corpora}/cubes:9", squares], run=moved, step=7)
     assert found.rows == expected.rows
-    with pytest.raises(StateError, match="not those that it was trained on"):
+    with pytest.raises(StateError, match="has changed since the training"):
         open_run(moved, data=[f"squares={corpora}/cubes:0.75", cubes])
     with pytest.raises(UsageError, match="squares=PATH:WEIGHT cubes=PATH:WEIGHT"):
         open_run(moved, data=corpora / "squares")

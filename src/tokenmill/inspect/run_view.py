@@ -29,14 +29,16 @@ from tokenmill.dataset.named import NamedPath, parse_named
 from tokenmill.dataset.opening import Dataset, load_saved_tokenizer
 from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.dataset.paths import AnyPath
-from tokenmill.errors import DatasetError, StateError, UsageError
+from tokenmill.errors import DatasetError, StateError, TokenmillError, UsageError
 from tokenmill.formats.base import Contents
+from tokenmill.hub.paths import is_hub_path
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.rows import RunRows
 from tokenmill.load.settings import RowSettings, check_whole
 from tokenmill.load.state import MOST_ROWS
 from tokenmill.order.mixture import DEFAULT_BLOCK
 from tokenmill.order.rows import Kind, RowOrder
+from tokenmill.storage.addresses import is_address
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.storage.reading import open_inside
 from tokenmill.store.shards import ArrayShard
@@ -274,7 +276,8 @@ class RunView:
         losses = np.full(max(0, last - first), np.nan, np.float32)
         with ExitStack() as stack:
             if (file := self._open_losses(stack)) is not None:
-                file.seek(first * _FLOAT.itemsize)
+                # The system refuses places that no file can have.
+                file.seek(min(first * _FLOAT.itemsize, os.fstat(file.fileno()).st_size))
                 data = file.read(losses.nbytes)
                 known = np.frombuffer(
                     data[: len(data) // _FLOAT.itemsize * _FLOAT.itemsize], _FLOAT
@@ -403,11 +406,21 @@ def open_run(
             f"`data={one_line(example)}`."
         )
     origin = origin or DataOrigin(data=[])
-    if given or origin.input_file is None:
-        named = parse_named(given or origin.data)
-        datasets = _open_named(named, _find_options(path, origin, tokenizer))
-    else:
-        datasets = {"": _open_text(path, origin)}
+    try:
+        if given or origin.input_file is None:
+            named = parse_named(given or origin.data)
+            datasets = _open_named(named, _find_options(path, origin, tokenizer))
+        else:
+            datasets = {"": _open_text(path, origin)}
+    except TokenmillError as error:
+        if given or (missing := _find_missing(origin)) is None:
+            raise
+        cure = "Give its new place with `data`."
+        if origin.input_file is not None:
+            cure = "The run tokenized this text in memory: put it back."
+        raise DatasetError(
+            one_line(f"The data of the run {path} is missing: {missing} does not exist. ") + cure
+        ) from error
     _check_names(path, record.rows, datasets)
     settings = RowSettings(
         seq_len=record.rows.seq_len,
@@ -429,6 +442,16 @@ def open_run(
         ],
         folder=path,
     )
+
+
+def _find_missing(origin: DataOrigin) -> str | None:
+    """Return the first local file or folder of a run's data that is no longer there."""
+    if origin.input_file is not None:
+        paths = [origin.input_file]
+    else:
+        paths = [one.path for one in parse_named(origin.data)]
+    local = (path for path in paths if not is_address(path) and not is_hub_path(path))
+    return next((path for path in local if not os.path.lexists(path)), None)
 
 
 def _lacks_data(path: Path) -> DatasetError:
@@ -532,5 +555,5 @@ def _check_tokens(folder: Path, there: RowIdentity, rows: RunRows) -> None:
             raise StateError(
                 f"The data of {called}the run {folder} has changed since the training: expected "
                 f"{source.tokens:,} tokens, found {len(tokens):,} with another fingerprint. Restore "
-                "the data, or say where it is now: `data=PATH`."
+                "the data, or give its new place with `data`."
             )
