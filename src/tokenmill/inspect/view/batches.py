@@ -173,7 +173,7 @@ def show_batches(viewer: Viewer, query: Query) -> Page:
                 by_loss=settings.colour == "losses",
                 label=f"Documents in {len(rows)} rows of step {step:,}",
             ),
-            "mean": float(np.nanmean(losses)) if np.isfinite(losses).any() else None,
+            "mean": _find_mean(losses),
             "notes": _describe_inputs(config),
             "last_step": last_step,
             "previous_page": settings.link(first=first - PAGE_ROWS or "") if first else None,
@@ -348,8 +348,15 @@ def _find_heats(losses: Floats) -> Integers:
     if not len(known):
         return np.zeros(len(losses), np.int64)
     low, high = float(known.min()), float(known.max())
-    parts = (np.nan_to_num(losses, nan=low) - low) / max(high - low, 1e-9) * HEATS
+    found = np.where(np.isfinite(losses), losses, low).astype(np.float64)
+    parts = (found - low) / max(high - low, 1e-9) * HEATS
     return np.clip(parts.astype(np.int64), 0, HEATS - 1)
+
+
+def _find_mean(losses: Floats) -> float | None:
+    """Return the mean of the losses that are finite, in float64, whose sums do not overflow."""
+    known = losses[np.isfinite(losses)]
+    return float(known.mean(dtype=np.float64)) if len(known) else None
 
 
 def _list_documents(
