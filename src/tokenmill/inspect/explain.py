@@ -154,7 +154,8 @@ def explain(
     row
         Explain one row of the run.
     token, source
-        Explain the rows that hold the token at this position in the split. In a mixture, `source`
+        Explain the rows that hold the token at this position in the split; negative numbers count
+        from the end. In a mixture, `source`
         is the name of the dataset that has the token.
     text_length
         How many characters of each document to decode; 0 for none.
@@ -175,6 +176,7 @@ def explain(
         "group_blocks": group_blocks,
         "split": split,
     }
+    text_length = check_whole("text_length", text_length, 0)
     given = {name: value for name, value in settings.items() if value is not None}
     view = make_view(data, run=run, settings=given, opening=opening)
     asked = {"step": step, "row": row, "token": token}

@@ -40,7 +40,7 @@ from tokenmill.order.mixture import DEFAULT_BLOCK
 from tokenmill.order.rows import Kind, RowOrder
 from tokenmill.storage.addresses import is_address
 from tokenmill.storage.names import TOKENIZER_NAME
-from tokenmill.storage.reading import open_inside
+from tokenmill.storage.reading import open_foreign, open_inside
 from tokenmill.store.shards import ArrayShard
 from tokenmill.store.tokens import Tokens, is_same_data
 from tokenmill.tokenizers import Tokenizer
@@ -376,6 +376,11 @@ def view_datasets(
     """Return how a loader reads opened datasets: one with the name "", or a mixture by weights."""
     batch_size = check_whole("batch_size", batch_size, 1)
     world_size = check_whole("world_size", world_size, 1)
+    if batch_size * world_size >= MOST_ROWS:
+        raise UsageError(
+            f"a step would have {brief(batch_size * world_size)} rows: `batch_size` times `world_size` "
+            "must be below 2**62."
+        )
     phase = Phase(step=0, row=0, batch_rows=batch_size * world_size, world_size=world_size)
     rows = RunRows(_join(datasets, split, weights, changes or {}, block), settings)
     return RunView(datasets=datasets, rows=rows, phases=[phase], split=split)
@@ -504,6 +509,8 @@ def _find_options(
 def _open_text(folder: Path, origin: DataOrigin) -> Dataset:
     """Tokenize the text file of a run in memory again, as `tokenmill train` does at every start."""
     assert origin.input_file is not None
+    with open_foreign(Path(origin.input_file).parent, Path(origin.input_file).name):
+        pass  # a pipe is refused, because reading it may never end
     found = open_data(
         [],
         input_file=origin.input_file,
