@@ -20,4 +20,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     reasons = [str(one.longrepr[2]) for one in terminalreporter.stats.get("skipped", ())]
     missing = [reason for reason in reasons if "no browser" in reason]
     if missing:
-        terminalreporter.write_line(f"{len(missing)} tests skipped: {missing[0].partition(': ')[2]}")
+        terminalreporter.write_line(
+            f"{len(missing)} tests skipped: {missing[0].partition(': ')[2]}"
+        )

@@ -169,7 +169,7 @@ def test_text_that_is_not_utf_8_is_a_clear_error(data, listed):
 def test_a_list_needs_a_name_and_a_dataset(data, listed, monkeypatch):
     monkeypatch.chdir(listed.parent)
     for out in ("", ".", "..", "/"):
-        with pytest.raises(UsageError, match="`out` is .* names no file"):
+        with pytest.raises(UsageError, match=r"`out` is .* names no file"):
             tokenmill.exclude(data, "document=1", out=out)
     with pytest.raises(DatasetError, match="nope does not exist"):
         tokenmill.exclude("nope")

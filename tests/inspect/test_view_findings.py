@@ -97,8 +97,11 @@ def test_the_page_has_the_losses_by_file_and_the_rows_that_stand_out(made):
     assert f"/batches?run=run&row={row}#row-{row}" in unescape(panel)
     assert f"{losses[40, 7]:.4f}" in panel
     begin, end = view.span(row).start, view.span(row).stop
-    held = {one.number for one in dataset["train"].documents if begin < one.start + one.length and one.start < end}
+    held = {
+        one.number
+        for one in dataset["train"].documents
+        if begin < one.start + one.length and one.start < end
+    }
     linked = {int(number) for number in re.findall(r"/document/(\d+)", panel)}
     assert linked
     assert linked <= held
-

@@ -143,7 +143,9 @@ def exclude(
 
 def _check_out(path: Path) -> Path:
     if path.name in ("", "..") and not isinstance(path, ObjectPath):
-        raise UsageError(f"`out` is {str(path)!r}, which names no file. Name a file, or omit `out`.")
+        raise UsageError(
+            f"`out` is {str(path)!r}, which names no file. Name a file, or omit `out`."
+        )
     return path
 
 

@@ -258,7 +258,9 @@ def refuse_special(path: Path) -> None:
         return
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-        raise FolderError(f"{path} is {kind}, so it is not replaced. Delete it, or choose another name.")
+        raise FolderError(
+            f"{path} is {kind}, so it is not replaced. Delete it, or choose another name."
+        )
 
 
 class AtomicFile:

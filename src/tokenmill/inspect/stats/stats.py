@@ -56,8 +56,8 @@ from tokenmill.progress import Watcher, watching
 from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import DOCUMENT_DTYPE
 from tokenmill.tokenizers import Tokenizer
-from tokenmill.wording import brief
 from tokenmill.training.validation import bytes_per_token
+from tokenmill.wording import brief
 
 SAMPLE = 10**10  # tokens to read, by default
 SAMPLE_REMOTE = 2 * 10**8

@@ -22,8 +22,8 @@ from tokenmill.inspect.view.viewer import (
     Page,
     Routes,
     Viewer,
-    make_link,
     find_next_split,
+    make_link,
     read_tokens,
 )
 from tokenmill.store.documents import Document, DocumentTable

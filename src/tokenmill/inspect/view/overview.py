@@ -113,7 +113,9 @@ def list_fates(info: Info) -> Iterator[Fate]:
         zip(parts, bars, strict=True)
     ):
         kind = "p0" if number == 0 else ("p1" if number % 2 else "p2")
-        yield Fate(number=number, name=name, kind=kind, documents=documents, bytes=size, x=x, width=width)
+        yield Fate(
+            number=number, name=name, kind=kind, documents=documents, bytes=size, x=x, width=width
+        )
 
 
 def list_columns(statistics: Statistics | None) -> list[Column]:

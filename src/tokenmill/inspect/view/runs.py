@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenmill.inspect.view.charts import Series, draw_chart
+from tokenmill.inspect.view.file_losses import FileLosses
 from tokenmill.inspect.view.loss_charts import WINDOWS, LossCharts, Shown, list_points
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.run_curves import RunCurves
-from tokenmill.inspect.view.file_losses import FileLosses
 from tokenmill.inspect.view.run_spikes import (
     Findings,
     ShownRow,
