@@ -153,6 +153,56 @@ def test_wrong_arguments_are_refused(data, listed):
         tokenmill.exclude(data, "a.txt:1", out=listed)
 
 
+def test_text_that_is_not_utf_8_is_a_clear_error(data, listed):
+    with pytest.raises(UsageError, match="is neither a key nor a source"):
+        tokenmill.exclude(data, "a\udcff", out=listed)
+    with pytest.raises(UsageError, match="is neither a key nor a source"):
+        tokenmill.exclude(data, "x\udcff:byte=3", out=listed)
+    with pytest.raises(UsageError, match=r"`because` is '\\udcff', which is not valid UTF-8"):
+        tokenmill.exclude(data, "document=1", because="\udcff", out=listed)
+    assert not listed.exists()
+    for what in ("a\udcff", "x\udcff:byte=3"):
+        with pytest.raises(UsageError, match="is not valid UTF-8"):
+            tokenmill.where(data, what)
+
+
+def test_a_list_needs_a_name_and_a_dataset(data, listed, monkeypatch):
+    monkeypatch.chdir(listed.parent)
+    for out in ("", ".", "..", "/"):
+        with pytest.raises(UsageError, match=r"`out` is .* names no file"):
+            tokenmill.exclude(data, "document=1", out=out)
+    with pytest.raises(DatasetError, match="nope does not exist"):
+        tokenmill.exclude("nope")
+    assert list(tokenmill.exclude(data, out=listed)) == []
+    add_exclusions(listed, [Exclusion(key="0" * 32)])
+    assert [one.key for one in tokenmill.exclude("nope", out=listed)] == ["0" * 32]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_not_a_file_is_no_list_and_stays(data, listed, make):
+    make(listed)
+    for call in (
+        lambda: tokenmill.exclude(data, "a.txt:1", out=listed),
+        lambda: tokenmill.exclude(data, undo="000000", out=listed),
+        lambda: list(tokenmill.exclude(data, out=listed)),
+        lambda: read_exclusions(listed),
+    ):
+        with pytest.raises(
+            UsageError, match=r"list\.jsonl is (not a regular file|a folder)\. Move"
+        ):
+            call()
+    assert not listed.is_file()
+    own = find_list(data)
+    make(own)
+    try:
+        with pytest.raises(UsageError, match="Move it away"):
+            tokenmill.exclude(data, "a.txt:1")
+        with pytest.raises(UsageError, match="Move it away"):
+            tokenmill.reshard(data, listed.parent / "copy")
+    finally:
+        own.rmdir() if own.is_dir() else own.unlink()
+
+
 def test_a_folder_that_cannot_be_written_to_names_the_cure(data, tmp_path):
     if os.geteuid() == 0:
         pytest.skip("root may write anywhere")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,44 @@ def test_without_losses_of_rows_the_curve_is_that_of_the_metrics(
     curves.refresh()
     assert means(curves) == [4.0] * 10 + [3.0] * 5
     assert curves.sources == ()
+
+
+def test_lines_whose_steps_go_back_give_no_more_values_than_steps(
+    tmp_path: Path, data: list[str]
+) -> None:
+    start(tmp_path / "run", data).close()
+    last = 1 << 20
+    lines = [{"step": 3, "row": 1, "loss": 5.0}]
+    lines += 30 * [{"step": last, "row": 1, "loss": 2.0}, {"step": 1, "row": 1, "loss": 9.0}]
+    with (tmp_path / "run/metrics.jsonl").open("w") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    curves = RunCurves("run", open_run(tmp_path / "run"))
+    curves.refresh()
+    assert curves.steps == last
+    assert curves.losses.find(0, 6, 1).means.tolist() == [5.0] * 3 + [2.0] * 3
+    assert curves.losses.find(0, last, last).count.tolist() == [last]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.json"])
+def test_a_pipe_in_the_folder_of_a_run_is_not_waited_for(
+    tmp_path: Path, data: list[str], name: str
+) -> None:
+    record = start(tmp_path / "run", data)
+    write(record, 0, np.full((10, ROWS), 4.0))
+    record.close()
+    view = open_run(tmp_path / "run")
+    (tmp_path / "run" / name).unlink()
+    os.mkfifo(tmp_path / "run" / name)
+    viewer = Viewer(datasets=view.datasets, runs={"run": view})
+    done: list[int] = []
+
+    def ask() -> None:
+        done.append(len(show_points(viewer, Query({})).values["curves"]))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert done, "waits for the pipe"
 
 
 @settings(max_examples=60, deadline=None)

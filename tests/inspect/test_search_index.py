@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -220,6 +221,63 @@ def test_a_damaged_unfinished_index_is_started_again(tmp_path):
     (partial / "meta.json").write_text("nonsense")
     tokenmill.index(data)
     assert places(search(data, "w4711 ")) == expect(tokenmill.open(data), "w4711 ")
+
+
+HOSTILE = {
+    "a pipe for the facts": lambda folder, _: (
+        (folder / "tokenmill_index.json").unlink(missing_ok=True),
+        os.mkfifo(folder / "tokenmill_index.json"),
+    ),
+    "a link to large facts": lambda folder, outside: (
+        (folder / "tokenmill_index.json").unlink(missing_ok=True),
+        (outside / "large").touch(),
+        os.truncate(outside / "large", 1 << 40),
+        (folder / "tokenmill_index.json").symlink_to(outside / "large"),
+    ),
+    "large facts": lambda folder, _: os.truncate(folder / "tokenmill_index.json", 1 << 40),
+    "a link for the lock of readers": lambda folder, outside: (
+        (folder / ".tantivy-meta.lock").unlink(missing_ok=True),
+        (folder / ".tantivy-meta.lock").symlink_to(outside / "made"),
+    ),
+    "a link for the lock of writers": lambda folder, outside: (
+        (folder / ".tantivy-writer.lock").unlink(missing_ok=True),
+        (folder / ".tantivy-writer.lock").symlink_to(outside / "made"),
+    ),
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_a_strangers_index_neither_hangs_nor_leads_outside(tmp_path, change):
+    data = make(tmp_path)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    folder = tokenmill.index(data).folder
+    change(folder, outside)
+    expected = expect(tokenmill.open(data), "w4711 ")
+    code = (
+        "import sys, tokenmill\n"
+        "print(sum(1 for _ in tokenmill.search(sys.argv[1], 'w4711 ')))\n"
+        "tokenmill.index(sys.argv[1])\n"
+    )
+
+    def run():  # in a process, because reading a pipe could not be ended otherwise
+        command = [sys.executable, "-c", code, data]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        assert (done.returncode, done.stdout) == (0, f"{len(expected)}\n"), done.stderr
+        assert not (outside / "made").exists()
+
+    run()
+    partial = folder.with_name("words.part")  # an unfinished build that a stranger left
+    folder.rename(partial)
+    facts = json.loads((partial / "tokenmill_index.json").read_text())
+    unfinished = {**facts, "files": {}, "text_bytes": 0}
+    (partial / "tokenmill_index.json").write_text(json.dumps(unfinished))
+    pieces = sum(-(-length // word_index.PIECE) for length in facts["splits"].values())
+    progress = {"pieces": pieces, "text_bytes": facts["text_bytes"]}
+    (partial / "progress.json").write_text(json.dumps(progress))
+    change(partial, outside)
+    run()
+    assert sorted(path.name for path in outside.iterdir()) in ([], ["large"])
 
 
 def test_two_builds_at_once_are_refused(tmp_path):

@@ -194,7 +194,7 @@ def test_a_list_goes_through_all_documents(viewer, dataset):
     assert _rows(viewer.page("/documents?first=100")) == list(range(100, 150))
     assert _rows(viewer.page("/documents?first=99999999")) == []
     token = dataset["train"].documents[77].start
-    assert _rows(viewer.page(f"/documents?token={token}"))[0] == 77
+    assert _rows(viewer.page(f"/documents?at={token}"))[0] == 77
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_a_match_links_to_its_token(viewer):
     for link in read_links(html, "/document/")[:5]:
         page = viewer.page(link)
         (marked,) = [one for one in read_tags(page, "span") if "marked" in str(one.get("class"))]
-        token = int(re.findall(r"token=(\d+)", link)[0])
+        token = int(re.findall(r"[?&;]at=(\d+)", link)[0])
         count = int(marked["title"].count("token: "))
         assert int(marked["id"][1:]) <= token < int(marked["id"][1:]) + count
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
+import json
+import os
 import re
+import shutil
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +20,12 @@ sys.path.insert(0, str(Path(__file__).parent / "browser"))
 from view_demo import RunWriter, make_dataset
 
 import tokenmill
+from tokenmill.inspect.run_view import open_run
+from tokenmill.inspect.view.batches import show_batches
+from tokenmill.inspect.view.documents import show_document
+from tokenmill.inspect.view.query import Query
+from tokenmill.inspect.view.rendering import Templates
+from tokenmill.inspect.view.viewer import Viewer as ViewerPages
 from tokenmill.load.loader import Loader
 from tokenmill.training.config import Config
 
@@ -121,6 +132,80 @@ def test_a_document_of_the_split_val_is_shown_as_held_out(made):
 def test_a_viewer_of_nothing_says_what_to_type():
     with pytest.raises(RuntimeError, match="tokenmill view DATA, or tokenmill view --run RUN"):
         Viewer()
+
+
+def test_a_run_whose_first_steps_are_unknown_is_shown_from_the_first_known_step(made, tmp_path):
+    data, run, tokens, rows = made
+    shutil.copytree(run, tmp_path / "late")
+    record = json.loads((tmp_path / "late/data.json").read_text())
+    first = 4 * CONFIG.batch_rows
+    record["phases"] = [{**record["phases"][0], "step": 4, "row": first}]
+    (tmp_path / "late/data.json").write_text(json.dumps(record))
+    viewer = ViewerPages(
+        datasets={"": tokenmill.open(data)}, runs={"late": open_run(tmp_path / "late")}
+    )
+    page = show_batches(viewer, Query({}))
+    assert (page.values["settings"].step, page.values["batch"].start) == (4, first)
+    assert page.values["previous_step"] is None
+    assert show_batches(viewer, Query({"step": "5"})).values["previous_step"] is not None
+    unknown = 0
+    for number, document in enumerate(tokens.documents):
+        own = set(range(document.start, document.start + document.length))
+        page = show_document(viewer, Query({"number": str(number)}))
+        (found,) = page.values["reads"]
+        expected = [number for number, row in enumerate(rows) if row & own]
+        assert [read.row for read in found.reads] == [one for one in expected if one >= first][:20]
+        assert found.unknown == sum(one < first for one in expected)
+        unknown += found.unknown
+        html = Templates(names={"viewer": viewer}).render(page, data="")
+        assert ("does not describe" in html) == bool(found.unknown)
+    assert unknown
+    os.truncate(tmp_path / "late/row_losses.f32", 4 * (first - 1))  # no known step has losses
+    assert show_batches(viewer, Query({})).values["last_step"] is None
+
+
+def stretch(run, folder, *, batch_rows):
+    """A copy of a run, with losses of 2**34 rows that take no room on the disk."""
+    shutil.copytree(run, folder)
+    record = json.loads((folder / "data.json").read_text())
+    record["phases"] = [{"step": 0, "row": 0, "batch_rows": batch_rows, "world_size": 1}]
+    (folder / "data.json").write_text(json.dumps(record))
+    os.truncate(folder / "row_losses.f32", 1 << 36)
+    return folder
+
+
+def test_losses_of_a_very_long_run_are_read_over_several_requests(made, tmp_path):
+    data, run, *_ = made
+    with Viewer(data, "--run", stretch(run, tmp_path / "long", batch_rows=1024)) as viewer:
+        left = [1 << 24]
+        for _ in range(3):
+            html = viewer.page("/runs/charts")  # the client waits for at most 60 seconds
+            assert "data-searching" in html
+            (shown,) = re.findall("Reading the losses: ([0-9,]+) steps to go", html)
+            left.append(int(shown.replace(",", "")))
+        assert left == sorted(set(left), reverse=True)
+
+
+def test_ctrl_c_does_not_wait_for_a_slow_page(made, tmp_path):
+    data, run, *_ = made
+    program = (
+        "import sys\n"
+        "from tokenmill.cli import main\n"
+        "from tokenmill.inspect.view import runs\n"
+        "runs.READING = 1e9\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    slow = stretch(run, tmp_path / "slow", batch_rows=1024)
+    with Viewer(data, "--run", slow, program=("-c", program)) as viewer:
+        connection = http.client.HTTPConnection(viewer.host, timeout=60)
+        connection.request("GET", "/runs", headers={"Cookie": viewer.cookie})
+        time.sleep(1)
+        started = time.monotonic()
+        status, output = viewer.stop()
+        assert time.monotonic() - started < 15
+        connection.close()
+    assert status == 0
+    assert set(output.splitlines()) <= {"Ctrl-C stops the viewer.", "Stopped."}  # no traceback
 
 
 def test_compressed_shards_have_the_same_pages(made, tmp_path):

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from view_client import Viewer, read_tags
+from view_client import Viewer, read_links, read_tags
 
 import tokenmill
 
@@ -82,6 +82,20 @@ def test_the_token_gives_a_cookie_and_the_same_page_without_it(viewer):
     assert "SameSite=Strict" in cookie
     assert viewer.token not in cookie
     assert viewer.token not in viewer.page("/")
+
+
+def test_a_link_to_a_token_of_a_document_keeps_its_place(viewer):
+    (link, *_) = read_links(viewer.page("/search?q=be"), "/document/")
+    assert "token=" not in link
+    opened = viewer.ask(f"{link}&token={viewer.token}")
+    assert (opened.status, opened.headers["location"]) == (303, link)
+    other_site = {
+        "Sec-Fetch-Site": "cross-site",
+        "Sec-Fetch-Mode": "navigate",
+        "Sec-Fetch-Dest": "document",
+    }
+    assert read_links(viewer.get(link, **other_site).text, "/document/") == [link]
+    assert "marked" in viewer.page(link)
 
 
 def test_a_redirect_stays_on_this_server(viewer):
@@ -191,7 +205,7 @@ def test_no_path_leads_to_a_file(viewer, path):
         "data=nothing",
         f"source={'a' * 2000}",
         "least=%ff",
-        "token=999999",
+        "at=999999",
         "text=%00%ff",
         "&".join(f"a{n}=1" for n in range(500)),
         "split=" + "%F0%9F%98%80" * 300,

@@ -25,11 +25,12 @@ class Answer:
 class Viewer:
     """A running viewer. `get` asks like the browser that opened it."""
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(
+        self, *arguments: object, program: tuple[str, ...] = ("-m", "tokenmill.cli")
+    ) -> None:
         command = [
             sys.executable,
-            "-m",
-            "tokenmill.cli",
+            *program,
             "view",
             *map(str, arguments),
             "--no-browser",

@@ -247,6 +247,27 @@ def test_temporary_files_replace_links_and_do_not_follow_them(
         Folder(tmp_path).read("d")
 
 
+@pytest.mark.parametrize("make", [pipe, folder])
+def test_a_file_takes_the_place_of_files_and_links_only(
+    tmp_path: Path, outside: Path, make: Callable[[Path, Path], None]
+) -> None:
+    make(tmp_path / "there", outside)
+    before = (tmp_path / "there").stat()
+    with pytest.raises(FolderError, match=r"so it is not replaced\. Delete it"):
+        write_file(tmp_path / "there", b"new")
+    with pytest.raises(FolderError, match="so it is not replaced"):
+        AtomicFile(tmp_path / "there")
+    assert os.path.samestat((tmp_path / "there").stat(), before)
+    (tmp_path / "link").symlink_to(outside / "precious")
+    write_file(tmp_path / "link", b"new")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "to_pipe").symlink_to(tmp_path / "pipe")
+    with pytest.raises(FolderError, match="not a regular file"):
+        write_file(tmp_path / "to_pipe", b"new")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["link", "outside", "pipe", "there", "to_pipe"]
+
+
 def test_leftovers_behind_links_are_not_removed(tmp_path: Path, outside: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()

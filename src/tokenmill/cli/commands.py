@@ -88,12 +88,14 @@ def find_flags(command: Sequence[str]) -> dict[str, str]:
     """
     _, apps, _ = app.parse_commands(command)
     arguments = apps[-1].assemble_argument_collection() if len(apps) > 1 else ()
-    flags = {one.field_info.name: one.names[0] for one in arguments if one.names[0] != "*"}
-    for shown in flags.pop(
-        "arguments", ""
-    ).split():  # one parameter that takes several, as "DATA WHAT"
-        flags[shown.lower()] = shown
-    return flags
+    found: dict[str, str] = {}
+    for one in arguments:
+        name = one.names[0]
+        if " " in name:  # such as DATA WHAT: several arguments in one list
+            found |= {word.lower(): word for word in name.split()}
+        elif name != "*":
+            found[one.field_info.name] = name
+    return found
 
 
 def _name_missing(error: CycloptsError) -> str | None:

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from tokenmill.cli.console import Display, show, show_next, show_table, typed, typed_options
 from tokenmill.cli.opening import RECOGNISED, Opening, parse_path
+from tokenmill.errors import UsageError
 from tokenmill.inspect.diff.diff import Difference, Example
 from tokenmill.inspect.diff.diff import diff as compare
 from tokenmill.wording import count, counted, one_line
@@ -51,6 +52,8 @@ def diff(
     json
         Print the comparison as JSON.
     """
+    if top < 1:
+        raise UsageError(f"`top` is {top}; it must be 1 or more.")
     with Display() as display:
         found = compare(
             one, other, tokenizer=tokenizer, eot_id=eot_id, **opening.options, watcher=display
@@ -59,7 +62,7 @@ def diff(
         values = {**asdict(found), "is_same": found.is_same}
         print(json_format.dumps(values, indent=2).replace("\x7f", "\\u007f"))
     else:
-        _show(found, max(top, 1))
+        _show(found, top)
         given = typed_options({"tokenizer": tokenizer, **opening.options})
         commands = [f"tokenmill stats {typed(path)}{given}" for path in (one, other)]
         for example in found.examples[:1]:

@@ -60,7 +60,8 @@ def explain(
     row
         Row to explain: one row of the run, counted from 0.
     token
-        Position of a token in the split, counted from 0. Shows the rows that hold this token.
+        Position of a token in the split, counted from 0. Negative numbers count from the end. Shows
+        the rows that hold this token.
     source
         Name of the dataset that contains --token, in a mixture.
     text_length

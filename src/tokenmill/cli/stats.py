@@ -22,6 +22,7 @@ from tokenmill.cli.console import (
 )
 from tokenmill.cli.flags import name_flags
 from tokenmill.cli.opening import RECOGNISED, Opening
+from tokenmill.errors import UsageError
 from tokenmill.inspect.stats.result import Figures, Statistics
 from tokenmill.inspect.stats.stats import stats as compute
 from tokenmill.wording import count, counted, one_line
@@ -79,6 +80,8 @@ def stats(
     json
         Print all statistics as JSON.
     """
+    if top < 1:
+        raise UsageError(f"`top` is {top}; it must be 1 or more.")
     limit: Any = sample if sample in (None, "all") else parse_count(str(sample))
     with Display() as display:
         found = compute(
@@ -100,7 +103,7 @@ def stats(
     for name, part in (found.parts or {"": found}).items():
         if name:
             show(f"\n== {one_line(name)} ==")
-        _show(part, seq_len, max(top, 1))
+        _show(part, seq_len, top)
     _show_budget(found)
     shown = " ".join(quote(one) for one in data)
     options = typed_options({"tokenizer": tokenizer, **opening.options})

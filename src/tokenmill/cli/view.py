@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from tokenmill.cli.console import Display, show, typed
 from tokenmill.cli.opening import RECOGNISED, Opening
+from tokenmill.errors import UsageError
 from tokenmill.wording import counted
 
 
@@ -22,7 +23,7 @@ def view(
     port: int | None = None,
     browser: Annotated[bool, Parameter(show_default=False)] = True,
     export: Path | None = None,
-    split: str = "train",
+    split: str | None = None,
     document: Annotated[list[int] | None, Parameter(json_list=False, negative="")] = None,
     documents: int = 0,
 ) -> int:
@@ -49,14 +50,18 @@ def view(
         Folder to write the overview and some documents to, as HTML files for a data card, instead
         of serving pages.
     split
-        For --export: the split of the documents.
+        For --export: the split of the documents; by default, train.
     document
         For --export: number of a document to write. May be given several times.
     documents
         For --export: how many more documents to write, evenly spaced in the split.
     """
     if export is not None:
+        if run:
+            raise UsageError("`export` writes pages of a dataset, not of runs. Omit `run`.")
         return _export(data or (), export, split, document or (), documents, tokenizer, opening)
+    if split is not None or document or documents:
+        raise UsageError("`split`, `document` and `documents` need `export`.")
     from tokenmill.inspect.view.server import view as serve
 
     def announce(url: str) -> None:
@@ -78,7 +83,7 @@ def view(
 def _export(
     data: Sequence[str],
     folder: Path,
-    split: str,
+    split: str | None,
     document: Sequence[int],
     documents: int,
     tokenizer: str | None,

@@ -32,9 +32,9 @@ from tokenmill.inspect.where.source_places import (
     parse_place,
 )
 from tokenmill.preparation.edit_exclusions import add_exclusions, remove_exclusions
-from tokenmill.preparation.exclusion import Exclusion, find_list, read_lines, read_list
+from tokenmill.preparation.exclusion import Exclusion, find_list, is_list, read_lines, read_list
 from tokenmill.progress import Watcher, watching
-from tokenmill.storage.object_path import as_path
+from tokenmill.storage.object_path import ObjectPath, as_path
 from tokenmill.store.documents import Document
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.wording import count, one_line
@@ -136,7 +136,7 @@ def exclude(
     progress, watcher
         As for `tokenmill.prepare`.
     """
-    path = find_list(data) if out is None else as_path(out)
+    path = find_list(data) if out is None else _check_out(as_path(out))
     keys = [undo] if isinstance(undo, str) else list(undo)
     if (what or search is not None) and keys:
         raise UsageError("give documents to add, or `undo`, not both.")
@@ -144,15 +144,31 @@ def exclude(
         raise UsageError("`regex` needs `search`.")
     if search == "":
         raise UsageError("`search` is empty, so every document would be listed.")
+    try:
+        (because or "").encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"`because` is {because!r}, which is not valid UTF-8. Type the reason in UTF-8."
+        ) from None
     if keys:
         removed = remove_exclusions(path, _find_listed(path, keys))
         return Excluded(path=path, removed=len(removed), examples=tuple(removed[:_EXAMPLES]))
     if not what and search is None:
+        if not is_list(path):
+            open(data, cache_bytes=0)  # raises an error if there is no such dataset
         return Excluded(path=path)
     with watching(watcher, progress) as shown:
         dataset = open(data, cache_bytes=0)
         finder = _Finder(dataset, data, shown)
         return _add(path, finder, what, search, regex=regex, because=because)
+
+
+def _check_out(path: Path) -> Path:
+    if path.name in ("", "..") and not isinstance(path, ObjectPath):
+        raise UsageError(
+            f"`out` is {str(path)!r}, which names no file. Name a file, or omit `out`."
+        )
+    return path
 
 
 def _add(

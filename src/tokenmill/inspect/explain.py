@@ -198,7 +198,8 @@ def explain(
     row
         Explain one row of the run.
     token, source
-        Explain the rows that hold the token at this position in the split. In a mixture, `source`
+        Explain the rows that hold the token at this position in the split; negative numbers count
+        from the end. In a mixture, `source`
         is the name of the dataset that has the token.
     text_length
         How many characters of each document to decode; 0 for none.
@@ -219,6 +220,7 @@ def explain(
         "group_blocks": group_blocks,
         "split": split,
     }
+    text_length = check_whole("text_length", text_length, 0)
     given = {name: value for name, value in settings.items() if value is not None}
     if sum(one is not None for one in (step, row, token)) != 1:
         raise UsageError("give one of `step=N`, `row=N` and `token=N`.")

@@ -29,16 +29,18 @@ from tokenmill.dataset.named import NamedPath, parse_named
 from tokenmill.dataset.opening import Dataset, load_saved_tokenizer
 from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.dataset.paths import AnyPath
-from tokenmill.errors import DatasetError, StateError, UsageError
+from tokenmill.errors import DatasetError, StateError, TokenmillError, UsageError
 from tokenmill.formats.base import Contents
+from tokenmill.hub.paths import is_hub_path
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.rows import RunRows
 from tokenmill.load.settings import RowSettings, check_whole
 from tokenmill.load.state import MOST_ROWS
 from tokenmill.order.mixture import DEFAULT_BLOCK
 from tokenmill.order.rows import Kind, RowOrder
+from tokenmill.storage.addresses import is_address
 from tokenmill.storage.names import TOKENIZER_NAME
-from tokenmill.storage.reading import open_inside
+from tokenmill.storage.reading import open_foreign, open_inside
 from tokenmill.store.shards import ArrayShard
 from tokenmill.store.tokens import Tokens, is_same_data
 from tokenmill.tokenizers import Tokenizer
@@ -298,7 +300,8 @@ class RunView:
         losses = np.full(max(0, last - first), np.nan, np.float32)
         with ExitStack() as stack:
             if (file := self._open_losses(stack)) is not None:
-                file.seek(first * _FLOAT.itemsize)
+                # The system refuses places that no file can have.
+                file.seek(min(first * _FLOAT.itemsize, os.fstat(file.fileno()).st_size))
                 data = file.read(losses.nbytes)
                 known = np.frombuffer(
                     data[: len(data) // _FLOAT.itemsize * _FLOAT.itemsize], _FLOAT
@@ -373,6 +376,11 @@ def view_data(
     named = parse_named([data] if isinstance(data, (str, os.PathLike)) else data)
     if not named:
         raise UsageError("`data` is empty. Give a dataset, or several as NAME=PATH:WEIGHT.")
+    if batch_size * world_size >= MOST_ROWS:
+        raise UsageError(
+            f"a step would have {brief(batch_size * world_size)} rows: `batch_size` times `world_size` "
+            "must be below 2**62."
+        )
     options = {"cache_bytes": 0, **opening}  # without a cache, since only a few rows are read
     fraction = options.pop("val_fraction", None)
     whole = {one.name: open_dataset(one.path, **options) for one in named}
@@ -415,21 +423,18 @@ def open_run(
             f"{path} does not say where its data is: it was made in Python, or its path is not UTF-8. Name the data: "
             f"`data={one_line(example)}`."
         )
-    origin, fraction = origin or DataOrigin(data=[]), None
-    if given or origin.input_file is None:
-        named, fraction = parse_named(given or origin.data), origin.val_fraction
-        options = {"cache_bytes": 0, **_find_options(path, origin, tokenizer)}
-        whole = {one.name: open_dataset(one.path, **options) for one in named}
-        _check_names(path, record.rows, whole)
-        try:
-            datasets = _hold_out(named, whole, options, fraction)
-        except UsageError:  # about `val_fraction`, which is the run's
-            ((name, dataset), *_) = whole.items()
-            found = f"a part of it cannot be held out (val_fraction {fraction:g}), as the run does"
-            raise _not_the_data(path, name, dataset, found, is_given=bool(given)) from None
-    else:
-        datasets, whole, fraction = _open_text(path, origin)
-        _check_names(path, record.rows, datasets)
+    origin = origin or DataOrigin(data=[])
+    try:
+        datasets, whole, fraction = _open_data(path, origin, given, record.rows, tokenizer)
+    except TokenmillError as error:
+        if given or (missing := _find_missing(origin)) is None:
+            raise
+        cure = "Give its new place with `data`."
+        if origin.input_file is not None:
+            cure = "The run tokenized this text in memory: put it back."
+        raise DatasetError(
+            one_line(f"The data of the run {path} is missing: {missing} does not exist. ") + cure
+        ) from error
     # Compare the data before its rows: other data may not even have one.
     _check_tokens(path, record.rows, datasets, is_given=bool(given))
     settings = RowSettings(
@@ -453,6 +458,44 @@ def open_run(
         whole=whole,
         val_fraction=fraction,
     )
+
+
+def _open_data(
+    path: Path,
+    origin: DataOrigin,
+    given: Sequence[str],
+    rows: RowIdentity,
+    tokenizer: str | Tokenizer | None,
+) -> tuple[dict[str, Dataset], Mapping[str, Dataset], float | None]:
+    """Open the data of a run, or the data that the user gave instead.
+
+    Returns the datasets that the run reads, the same with what it holds out, and the fraction that
+    is held out.
+    """
+    if not given and origin.input_file is not None:
+        datasets, text, fraction = _open_text(path, origin)
+        _check_names(path, rows, datasets)
+        return datasets, text, fraction
+    named = parse_named(given or origin.data)
+    options = {"cache_bytes": 0, **_find_options(path, origin, tokenizer)}
+    whole = {one.name: open_dataset(one.path, **options) for one in named}
+    _check_names(path, rows, whole)
+    try:
+        return _hold_out(named, whole, options, origin.val_fraction), whole, origin.val_fraction
+    except UsageError:  # about `val_fraction`, which is the run's
+        ((name, dataset), *_) = whole.items()
+        found = f"a part of it cannot be held out (val_fraction {origin.val_fraction:g}), as the run does"
+        raise _not_the_data(path, name, dataset, found, is_given=bool(given)) from None
+
+
+def _find_missing(origin: DataOrigin) -> str | None:
+    """Return the first local file or folder of a run's data that is no longer there."""
+    if origin.input_file is not None:
+        paths = [origin.input_file]
+    else:
+        paths = [one.path for one in parse_named(origin.data)]
+    local = (path for path in paths if not is_address(path) and not is_hub_path(path))
+    return next((path for path in local if not os.path.lexists(path)), None)
 
 
 def _lacks_data(path: Path) -> DatasetError:
@@ -512,6 +555,8 @@ def _open_text(
     held out.
     """
     assert origin.input_file is not None
+    with open_foreign(Path(origin.input_file).parent, Path(origin.input_file).name):
+        pass  # a pipe is refused, because reading it may never end
     found = open_data(
         [],
         input_file=origin.input_file,
@@ -587,5 +632,5 @@ def _not_the_data(
     place = f"{source} of the run" if source else "the run"
     return StateError(
         f"The data of {place} {folder} has changed since the training: {found}. Restore the data, or "
-        "say where it is now: `data=PATH`."
+        "give its new place with `data`."
     )

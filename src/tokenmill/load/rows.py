@@ -200,7 +200,8 @@ class RunRows:
             if self.settings.block_rows is None:
                 yield tokens, own, self.seq_len + 1
                 continue
-            size = self.settings.block_rows * self.seq_len
+            # A block may be larger than the source, and than an int64.
+            size = min(self.settings.block_rows * self.seq_len, len(tokens))
             before = int(starts[chosen[0]] - own[0])  # the tokens of earlier sources
             blocks, uses = np.unique(own // size, return_index=True)
             firsts = (blocks[uses.argsort()] * size).tolist()

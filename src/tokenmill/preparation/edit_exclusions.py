@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from tokenmill.errors import FolderError, UsageError
-from tokenmill.preparation.exclusion import Exclusion, parse_entry, read_lines
+from tokenmill.preparation.exclusion import Exclusion, is_list, parse_entry, read_lines
 from tokenmill.storage.disk import disk_error
 from tokenmill.storage.files import AtomicFile, is_temporary, make_folder, refuse_link, remove
 from tokenmill.storage.lock import FileLock
@@ -90,6 +90,7 @@ def _rewrite(path: Path, change: _Change, is_changed: Callable[[], bool]) -> Non
         _rewrite_object(path, change, is_changed)
         return
     refuse_link(path)
+    is_list(path)  # refuses what is not a file
     try:
         with _locked(path), AtomicFile(path) as file:
             for line in change(read_lines(path)):

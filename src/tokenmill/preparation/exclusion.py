@@ -120,9 +120,26 @@ def _is_there(path: Path) -> bool:
     if isinstance(path, ObjectPath) and not path.is_listable:
         return False
     try:
-        return path.is_file()
+        return is_list(path)
     except OSError:  # the name is too long, or the folder may not be read
         return False
+
+
+def is_list(path: Path) -> bool:
+    """Return whether a list exists. Raises UsageError for a folder, a pipe or a device.
+
+    >>> import tempfile
+    >>> is_list(Path(tempfile.mkdtemp()) / "list.jsonl")
+    False
+    """
+    if path.is_file():
+        return True
+    if not isinstance(path, ObjectPath) and path.exists():
+        kind = "a folder" if path.is_dir() else "not a regular file"
+        raise UsageError(
+            f"The list {path} is {kind}. Move it away, or name another file for the list."
+        )
+    return False
 
 
 def read_exclusions(*paths: str | os.PathLike[str]) -> Exclusions:
@@ -184,7 +201,7 @@ def _parse_key(path: Path, number: int, line: bytes) -> str:
 
 def _read_keys(path: Path) -> Iterator[Keys]:
     """Yield the keys of a list, some at a time."""
-    if not path.is_file():
+    if not is_list(path):
         raise UsageError(
             f"There is no list {path}. Make one with: tokenmill exclude DATA KEY --out {path}"
         )
@@ -217,7 +234,7 @@ def _split(block: bytes, lines_before: int) -> Iterator[tuple[int, bytes]]:
 
 def _read_blocks(path: Path) -> Iterator[bytes]:
     """Yield the bytes of a list in blocks of whole lines."""
-    if not path.is_file():
+    if not is_list(path):
         return
     with open_foreign(path.parent, path.name) as file:
         rest = b""

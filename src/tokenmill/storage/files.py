@@ -243,13 +243,36 @@ def _refuse_kind(path: Path) -> FolderError:
     return FolderError(f"{path} is not a regular file. Delete it, or choose another output folder.")
 
 
+def refuse_special(path: Path) -> None:
+    """Refuse to replace what is there and is not a file: a pipe, a device or a folder.
+
+    A rename would replace a pipe or a device without a word, even one that a link leads to.
+    """
+    try:
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            status = path.stat()
+            if stat.S_ISDIR(status.st_mode):  # only the link is replaced
+                return
+    except OSError:  # it is missing, or writing explains why it cannot be reached
+        return
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+        raise FolderError(
+            f"{path} is {kind}, so it is not replaced. Delete it, or choose another name."
+        )
+
+
 class AtomicFile:
     """A file that has a temporary name until `finish`. Without `finish`, the file is removed.
 
+    It takes the place of a file or a link of its name, but never of a pipe, a device or a folder.
     With `durable=False`, the file is not flushed to the disk, so a power loss can damage it.
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
+        if not isinstance(path, ObjectPath):
+            refuse_special(path)
         self.path = path
         self._durable = durable
         self._temporary = None if isinstance(path, ObjectPath) else temporary_path(path)

@@ -274,7 +274,10 @@ class SourceTable:
         [0, 1]
         """
         data, ends = self._lines
-        ending = msgspec.json.encode(name)[1:]
+        try:
+            ending = msgspec.json.encode(name)[1:]
+        except UnicodeEncodeError:  # the table is UTF-8
+            return []
         found: list[int] = []
         for match in re.finditer(re.escape(ending), data.data):
             number = int(ends.searchsorted(match.start(), side="right"))

@@ -265,6 +265,8 @@ def _read_text(path: Path, tokenizer: Tokenizer | None, val_fraction: float | No
         text = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:  # a NUL in the name
+        raise InputError(f"{str(path)!r} cannot be read: {error}.") from error
     documents = [document for document in text.split(EOT_TEXT.encode()) if document]
     if not documents:
         raise InputError(f"{path} contains no text.")

@@ -41,6 +41,7 @@ from tokenmill.storage.files import (
 )
 from tokenmill.storage.names import TOKENIZER_NAME
 from tokenmill.storage.output import OutputFolder
+from tokenmill.storage.reading import open_inside
 from tokenmill.training.chart import Curve, draw_svg
 from tokenmill.training.config import Steps
 from tokenmill.wording import size
@@ -212,11 +213,7 @@ class Record:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of a run's metrics, up to the first damaged or incomplete line."""
-    try:
-        with (folder / METRICS_NAME).open("rb") as file:
-            return _parse(file, folder, None)[0]
-    except FileNotFoundError:
-        return []
+    return follow_metrics(folder, 0)[0]
 
 
 def follow_metrics(folder: Path, start: int) -> tuple[list[dict[str, Any]], int]:
@@ -224,18 +221,17 @@ def follow_metrics(folder: Path, start: int) -> tuple[list[dict[str, Any]], int]
 
     `start` is 0 or what an earlier call returned. If the file was truncated or replaced since, so
     that no line ends at `start`, or if there is no file, the byte returned is 0: read everything
-    again.
+    again. Raises DatasetError if the file is a pipe or a device, or a link out of the folder.
     """
-    try:
-        with (folder / METRICS_NAME).open("rb") as file:
-            if start:
-                file.seek(start - 1)
-                if file.read(1) != b"\n":
-                    return [], 0
-            lines, end = _parse(file, folder, None)
-            return lines, start + end
-    except FileNotFoundError:
+    if not (folder / METRICS_NAME).exists():
         return [], 0
+    with open_inside(folder, METRICS_NAME) as file:
+        if start:
+            file.seek(start - 1)
+            if file.read(1) != b"\n":
+                return [], 0
+        lines, end = _parse(file, folder, None)
+        return lines, start + end
 
 
 def find_values(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:

@@ -8,7 +8,8 @@ these are then scanned. So results are exactly those of a scan: see `words`.
 Guarantees: the index is in the folder `words` of the kept results of these tokens (`inspect.kept`).
 The folder is complete, or it does not exist: it is built under another name and then renamed. The
 index records the fingerprint of the tokenizer and the size of each of its files; if these do not
-match, it is not used. If building is interrupted, the next call resumes after the last commit.
+match, it is not used. Nor is it if the folder has anything but regular files: tantivy follows links,
+and waits for pipes. If building is interrupted, the next call resumes after the last commit.
 
 Costs: memory for building is bounded by `HEAP` and one block of text. docs/search.md has the rate
 and the size.
@@ -16,7 +17,9 @@ and the size.
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import time
 import unicodedata
 from collections.abc import Iterator, Mapping
@@ -36,6 +39,8 @@ from tokenmill.inspect.search.words import LONG, Word, find_words, list_words
 from tokenmill.progress import Watcher
 from tokenmill.storage.files import make_folder, refuse_link, remove, sync_folder, write_file
 from tokenmill.storage.lock import FileLock
+from tokenmill.storage.reading import DamagedFileError, read_json
+from tokenmill.wording import one_line
 
 NAME, FACTS_NAME = "words", "tokenmill_index.json"
 PIECE, OVERLAP = 4096, 192  # tokens
@@ -46,6 +51,7 @@ _COMMIT = 1 << 14  # pieces to index between two commits
 _BLOCK_BYTES = 64 << 20  # bytes of text in memory at once
 _PAGE = 1 << 17  # pieces read from the index at once
 _VERSION = 1
+_MOST_FACTS = 1 << 20  # bytes of the JSON files
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,10 +202,10 @@ def _write_progress(folder: Path, pieces: int, text_bytes: int) -> None:
 def _open_partial(tantivy: Any, folder: Path, expected: Facts) -> tuple[Any, int, int]:
     """Return an unfinished index of the same data to continue, or a new one."""
     with suppress(Exception):
-        refuse_link(folder)
-        if msgspec.json.decode((folder / FACTS_NAME).read_bytes(), type=Facts) == expected:
+        _check_folder(folder)
+        if read_json(folder, FACTS_NAME, Facts, _MOST_FACTS) == expected:
             index = tantivy.Index.open(str(folder))
-            progress = msgspec.json.decode((folder / _PROGRESS_NAME).read_bytes(), type=_Progress)
+            progress = read_json(folder, _PROGRESS_NAME, _Progress, _MOST_FACTS)
             if index.searcher().num_docs == progress.pieces:
                 return index, progress.pieces, progress.text_bytes
     remove(folder)  # of a link, this removes only the link
@@ -222,6 +228,17 @@ def _describe(dataset: Dataset) -> Facts:
         overlap=OVERLAP,
         splits={split: len(dataset[split]) for split in sorted(dataset)},
     )
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise UnusableIndexError unless this is a folder of regular files, without links."""
+    for path in (folder.parent, folder):
+        if path.is_symlink():
+            raise UnusableIndexError(one_line(f"{path} is a symbolic link"))
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
+                raise UnusableIndexError(one_line(f"{entry.path} is not a regular file"))
 
 
 def _measure(folder: Path) -> dict[str, int]:
@@ -248,15 +265,16 @@ def _read_facts(folder: Path, expected: Facts) -> Facts | None:
 
     Raises UnusableIndexError if they are not the `expected` ones, or if a file has another size.
     """
+    if not os.path.lexists(folder):
+        return None
     try:
-        facts = msgspec.json.decode((folder / FACTS_NAME).read_bytes(), type=Facts)
+        _check_folder(folder)
+        facts = read_json(folder, FACTS_NAME, Facts, _MOST_FACTS)
         sizes = _measure(folder)
-    except FileNotFoundError:
-        if not folder.exists():
-            return None
-        raise UnusableIndexError(f"{folder} has no {FACTS_NAME}") from None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UnusableIndexError(f"{folder / FACTS_NAME} cannot be read: {error}") from None
+    except DamagedFileError as error:
+        raise UnusableIndexError(one_line(f"{folder}: {error.file} {error.what}")) from None
+    except OSError as error:
+        raise UnusableIndexError(f"{folder} cannot be read: {error}") from None
     if msgspec.structs.replace(facts, files={}, text_bytes=0) != expected:
         raise UnusableIndexError(f"{folder} was made with another version or another tokenizer")
     for name, size in facts.files.items():
@@ -286,8 +304,6 @@ class WordIndex:
         if not may_have_kept(dataset, NAME):
             return None
         folder = find_kept(dataset) / NAME
-        if not folder.exists():
-            return None
         facts = _read_facts(folder, _describe(dataset))
         return None if facts is None else cls(folder, facts)
 

@@ -264,6 +264,8 @@ def find_spikes(
         raise UsageError(f"`threshold` is {threshold}; it must be a positive number.")
     if limit < 1:
         raise UsageError(f"`limit` is {limit}; it must be 1 or more.")
+    if first_step is not None and first_step < 0:
+        raise UsageError(f"`first_step` is {first_step}; it must be 0 or more.")
     notes: list[str] = []
     curve = _make_curve(view, losses, first_step, notes)
     found = scan(curve, threshold, watcher)

@@ -57,6 +57,7 @@ from tokenmill.store.documents import Documents
 from tokenmill.store.manifest import DOCUMENT_DTYPE
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.training.validation import bytes_per_token
+from tokenmill.wording import brief
 
 SAMPLE = 10**10  # tokens to read, by default
 SAMPLE_REMOTE = 2 * 10**8
@@ -65,6 +66,7 @@ DOCUMENTS_REMOTE = 1 << 22
 SEQ_LENS = (512, 1024, 2048, 4096, 8192, 32768)  # lengths of rows that are always examined
 _MOST_SEQ_LENS = 32
 _FREQUENT = 1000  # ids to list
+_LONGEST_ROW = 1 << 62  # tokens
 _LONGEST = 200  # characters of the text of an id
 
 AnyPath = str | os.PathLike[str]
@@ -125,8 +127,8 @@ def stats(
     progress, watcher
         As in `tokenmill.prepare`.
     """
-    if seq_len < 1:
-        raise UsageError(f"`seq_len` is {seq_len}; it must be 1 or more.")
+    if not 1 <= seq_len <= _LONGEST_ROW:
+        raise UsageError(f"`seq_len` is {brief(seq_len)}; it must be from 1 to {_LONGEST_ROW:,}.")
     if isinstance(sample, int) and sample < 1:
         raise UsageError(f"`sample` is {sample}; it must be 1 token or more, or 'all'.")
     options: dict[str, Any] = {"tokenizer": tokenizer, "dtype": dtype, "format": format}

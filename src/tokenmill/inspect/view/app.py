@@ -14,11 +14,13 @@ import os
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, cast
 
@@ -210,15 +212,37 @@ def _make_problem(title: str, text: str, status: int) -> Page:
 
 
 def _make_runner() -> Callable[[Callable[[], Response]], Awaitable[Response]]:
-    import anyio
-    from anyio import to_thread
+    """Return a function that makes an answer in one of `THREADS` threads.
 
-    limiter: list[anyio.CapacityLimiter] = []
+    The threads do not keep the process alive, so that a slow page does not delay its end.
+    """
+    import asyncio
+
+    waiting: SimpleQueue[tuple[Future[Response], Callable[[], Response]]] = SimpleQueue()
+    threads: list[Thread] = []
+
+    def work() -> None:
+        while True:
+            future, function = waiting.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
+            del future, function  # while it waits, the thread keeps no page in memory
 
     async def run(function: Callable[[], Response]) -> Response:
-        if not limiter:  # it can only be made inside the event loop
-            limiter.append(anyio.CapacityLimiter(THREADS))
-        return await to_thread.run_sync(function, limiter=limiter[0])
+        if len(threads) < THREADS:
+            thread = Thread(target=work, name="page", daemon=True)
+            try:
+                thread.start()
+                threads.append(thread)
+            except RuntimeError:  # memory ran out
+                if not threads:
+                    raise
+        future: Future[Response] = Future()
+        waiting.put((future, function))
+        return await asyncio.wrap_future(future)
 
     return run
 

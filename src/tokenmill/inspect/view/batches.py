@@ -121,8 +121,11 @@ def show_batches(viewer: Viewer, query: Query) -> Page:
     name, view, loader = _choose_view(viewer, query)
     last_step = _find_last_step(view)
     wanted = query.number("row", 0, high=MOST_STEPS) if query.text("row") else None
+    begin = view.phases[0].step  # in a damaged folder of a run, those before it are unknown
     step = (
-        view.place(wanted).step if wanted is not None else query.number("step", 0, high=MOST_STEPS)
+        view.place(wanted).step
+        if wanted is not None
+        else query.number("step", begin, high=MOST_STEPS)
     )
     world_size = _count_ranks(view, step)
     has_rank = query.text("rank") and wanted is None
@@ -172,14 +175,14 @@ def show_batches(viewer: Viewer, query: Query) -> Page:
                 by_loss=settings.colour == "losses",
                 label=f"Documents in {len(rows)} rows of step {step:,}",
             ),
-            "mean": float(np.nanmean(losses)) if np.isfinite(losses).any() else None,
+            "mean": _find_mean(losses),
             "notes": _describe_inputs(config),
             "last_step": last_step,
             "previous_page": settings.link(first=first - PAGE_ROWS or "") if first else None,
             "next_page": (
                 settings.link(first=first + PAGE_ROWS) if first + PAGE_ROWS < len(batch) else None
             ),
-            "previous_step": settings.link(step=step - 1, first="") if step else None,
+            "previous_step": settings.link(step=step - 1, first="") if step > begin else None,
             "next_step": (
                 settings.link(step=step + 1, first="")
                 if last_step is None or step < last_step
@@ -267,7 +270,7 @@ def _count_ranks(view: RunView, step: int) -> int:
 def _find_last_step(view: RunView) -> int | None:
     """Return the last step that a run has done; None without a run."""
     rows = view.row_count
-    return view.place(max(rows - 1, 0)).step if rows else None
+    return view.place(rows - 1).step if rows and rows > view.phases[0].row else None
 
 
 def _read_losses(view: RunView, batch: range) -> Floats:
@@ -355,8 +358,15 @@ def _find_heats(losses: Floats) -> Integers:
     if not len(known):
         return np.zeros(len(losses), np.int64)
     low, high = float(known.min()), float(known.max())
-    parts = (np.nan_to_num(losses, nan=low) - low) / max(high - low, 1e-9) * HEATS
+    found = np.where(np.isfinite(losses), losses, low).astype(np.float64)
+    parts = (found - low) / max(high - low, 1e-9) * HEATS
     return np.clip(parts.astype(np.int64), 0, HEATS - 1)
+
+
+def _find_mean(losses: Floats) -> float | None:
+    """Return the mean of the losses that are finite, in float64, whose sums do not overflow."""
+    known = losses[np.isfinite(losses)]
+    return float(known.mean(dtype=np.float64)) if len(known) else None
 
 
 def _list_documents(

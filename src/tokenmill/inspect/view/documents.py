@@ -49,6 +49,7 @@ class Read:
 class RunReads:
     """When a run read the tokens of a page. `more` is how many further rows there are.
 
+    `unknown` is how many rows there are before the first step that the run's folder describes.
     `held_out` is how many of the tokens the run held out for validation; `is_held_out` says whether
     these are all of them.
     """
@@ -57,6 +58,7 @@ class RunReads:
     reads: tuple[Read, ...]
     more: int
     rows: int
+    unknown: int = 0
     held_out: int = 0
     is_held_out: bool = False
 
@@ -119,7 +121,7 @@ def show_document(viewer: Viewer, query: Query, *, link: Link = make_link) -> Pa
 def _choose_range(query: Query, document: Document) -> tuple[int, int, int | None]:
     """Return the tokens to show, counted from the start of the document, and the marked token."""
     start = query.number("start", 0, high=max(0, document.length - 1))
-    token = query.number("token", -1, low=-1)
+    token = query.number("at", -1, low=-1)  # `token` is the token of the URL
     if token >= 0:
         if not document.start <= token < document.start + document.length:
             raise UsageError(
@@ -150,12 +152,15 @@ def _find_reads(viewer: Viewer, tokens: Tokens, start: int, stop: int) -> Iterat
             if run.order(source).kind == "random":
                 last = min(rows, _MOST_COMPUTED)
             found = run.find_rows(source, start, end, last_row=last)
+            unknown = int(np.searchsorted(found, run.phases[0].row))
+            found = found[unknown:]
             shown = found[:MOST_READS].tolist()
             yield RunReads(
                 run=name,
                 reads=tuple(_describe_read(run, row) for row in shown),
                 more=len(found) - len(shown),
                 rows=last,
+                unknown=unknown,
                 held_out=max(stop - max(end, start), 0),
                 is_held_out=end <= start,
             )

@@ -1,12 +1,13 @@
 """Write the overview and some documents as HTML files, for a data card.
 
 The folder is complete: its pages load nothing but files in it, so it can be put on any web server or
-opened from disk. It contains neither the access token of a viewer nor a link to one.
+opened from disk. Pages of documents that an earlier export wrote are removed. It contains neither the access token of a viewer nor a link to one.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,12 @@ from tokenmill.inspect.view.rendering import Templates
 from tokenmill.inspect.view.viewer import Page, Viewer, read_tokens
 from tokenmill.inspect.view.work import StatisticsWork
 from tokenmill.progress import Watcher
-from tokenmill.storage.files import make_folder, write_file
+from tokenmill.storage.files import make_folder, make_subfolder, refuse_link, remove, write_file
 
 MOST_DOCUMENTS = 10_000
 _STATIC = "static"
+_LIST = "documents.html"
+_DOCUMENT = re.compile(r"document_[0-9]+\.html")
 
 
 def export(
@@ -62,7 +65,7 @@ def export(
         if path == "/":
             return "index.html"
         if path == "/documents" and numbers and not _is_filter(parameters):
-            return "documents.html"
+            return _LIST
         number = path.removeprefix("/document/")
         if number.isdigit() and int(number) in chosen and not parameters.get("start"):
             return f"document_{number}.html"
@@ -71,16 +74,18 @@ def export(
     templates = Templates(link=link, static=_STATIC, is_export=True, names={"viewer": viewer})
     pages: list[tuple[str, Page]] = [("index.html", show_overview(viewer, Query({})))]
     if numbers:
-        pages.append(("documents.html", show_listed(dataset, split, numbers)))
+        pages.append((_LIST, show_listed(dataset, split, numbers)))
     written = []
     for name, page in pages:
         written.append(_write(target / name, templates.render(page, data="")))
     for number in numbers:
         page = show_document(viewer, Query({"number": str(number), "split": split}), link=link)
         written.append(_write(target / f"document_{number}.html", templates.render(page, data="")))
-    make_folder(target / _STATIC)
+    make_subfolder(target, target / _STATIC)
     for name, data in read_static():
         write_file(target / _STATIC / name, data)
+    for path in set(_list_pages(target)) - set(written):
+        remove(path)
     return written
 
 
@@ -90,6 +95,7 @@ def _is_filter(parameters: dict[str, Any]) -> bool:
 
 def _claim(folder: Path) -> Path:
     """Make the folder. It must be new or empty, or the result of an earlier export."""
+    refuse_link(folder / _STATIC)
     if folder.exists() and not (
         folder.is_dir() and (not any(folder.iterdir()) or (folder / _STATIC / "view.css").is_file())
     ):
@@ -99,6 +105,12 @@ def _claim(folder: Path) -> Path:
         )
     make_folder(folder)
     return folder
+
+
+def _list_pages(folder: Path) -> list[Path]:
+    """Return the files of an export that show documents."""
+    names = (name for name in os.listdir(folder) if name == _LIST or _DOCUMENT.fullmatch(name))
+    return [folder / name for name in names if not (folder / name).is_dir()]
 
 
 def _write(path: Path, html: str) -> Path:

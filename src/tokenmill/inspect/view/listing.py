@@ -192,11 +192,11 @@ def describe(tokens: Tokens, document: Document, speller: Speller) -> Entry:
 
 
 def _choose_first(query: Query, tokens: Tokens, documents: DocumentTable) -> int:
-    token = query.number("token", -1, low=-1)
+    token = query.number("at", -1, low=-1)
     if token < 0:
         return query.number("first", 0)
     if token >= len(tokens):
-        raise UsageError(f"token must be a number from 0 to {len(tokens) - 1:,}, got {token:,}.")
+        raise UsageError(f"at must be a number from 0 to {len(tokens) - 1:,}, got {token:,}.")
     return documents.at(token).number
 
 

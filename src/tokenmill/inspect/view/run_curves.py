@@ -10,6 +10,7 @@ complete buckets are kept.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ import numpy as np
 from tokenmill.errors import TokenmillError
 from tokenmill.inspect.run_view import Phase, RunView
 from tokenmill.inspect.view.step_losses import Buckets, Floats, Integers, StepLosses
+from tokenmill.storage.reading import open_inside
 from tokenmill.training.config import Config
 from tokenmill.training.config_file import read_config
 from tokenmill.training.run_folder import CONFIG_NAME, DATA_NAME, METRICS_NAME, follow_metrics
@@ -104,8 +106,16 @@ class RunCurves:
         """The names of the sources, if the losses of rows are known and there are several."""
         return self.view.rows.names if self._rows and len(self.view.rows.names) > 1 else ()
 
-    def refresh(self) -> None:
-        """Read what the run has written since the last call."""
+    @property
+    def unread_steps(self) -> int:
+        """How many steps have losses that were not read yet, because there was no time."""
+        return max(0, self.losses.step_at(self._rows) - self.losses.steps) if self._rows else 0
+
+    def refresh(self, *, until: float = math.inf) -> None:
+        """Read what the run has written since the last call.
+
+        After the time `until` of `time.monotonic`, no more losses are read; the next call continues.
+        """
         with self.lock:
             self._read_phases()
             self._read_metrics()
@@ -114,7 +124,7 @@ class RunCurves:
                 self.losses = self._open_losses()
             self._rows = rows
             if rows:
-                self.losses.follow(rows)
+                self.losses.follow(rows, until=until)
             else:
                 self._use_lines()
 
@@ -154,13 +164,19 @@ class RunCurves:
         self.metrics.add(lines, end)
 
     def _use_lines(self) -> None:
-        """Make the curve from lines of metrics, each of which has the mean loss of some steps."""
-        steps = [0, *(step for step in self.metrics.line_steps if step <= _MOST_LINE_STEPS)]
+        """Make the curve from lines of metrics, each of which has the mean loss of some steps.
+
+        Lines whose steps do not ascend are left out: otherwise a few lines could give many values.
+        """
+        steps, found = [0], [0.0]
+        for step, loss in zip(self.metrics.line_steps, self.metrics.line_losses, strict=True):
+            if steps[-1] < step <= _MOST_LINE_STEPS:
+                steps.append(step)
+                found.append(loss)
         if steps[-1] == self.losses.steps:
             return
-        counts = np.maximum(np.diff(steps), 0)
-        losses = np.clip(self.metrics.line_losses[: len(counts)], -_LARGEST, _LARGEST)
-        values = np.repeat(losses.astype(np.float32), counts)
+        losses = np.clip(np.array(found[1:], np.float64), -_LARGEST, _LARGEST)
+        values = np.repeat(losses.astype(np.float32), np.diff(steps))
         one_each = Phase(step=0, row=0, batch_rows=1, world_size=1)
         self.losses = StepLosses(lambda first, last: values[first:last], [one_each])
         self.losses.follow(len(values))
@@ -221,6 +237,7 @@ def read_run_config(folder: Path | None) -> Config | None:
     if folder is None:
         return None
     try:
-        return read_config(folder / CONFIG_NAME)
+        with open_inside(folder, CONFIG_NAME):  # `read_config` would wait for a pipe
+            return read_config(folder / CONFIG_NAME)
     except (TokenmillError, OSError):
         return None

@@ -6,6 +6,7 @@ points that are new since the charts were drawn, for a script that extends the c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,8 @@ from tokenmill.inspect.view.run_spikes import (
 )
 from tokenmill.inspect.view.viewer import Data, Page, Viewer, make_link
 from tokenmill.wording import counted, one_line
+
+READING = 1.0  # seconds to read losses for one answer
 
 
 def show_runs(viewer: Viewer, query: Query) -> Page:
@@ -70,11 +73,15 @@ def show_points(viewer: Viewer, query: Query) -> Data:
 
 
 def open_curves(viewer: Viewer) -> list[RunCurves]:
-    """Return the curves of all runs, with everything that the runs have written so far."""
+    """Return the curves of all runs, with what the runs have written so far.
+
+    Reading takes about `READING` seconds at most; the next call continues.
+    """
     found = []
+    until = time.monotonic() + READING
     for name, view in viewer.runs.items():
         curves = viewer.kept.setdefault(("curves", name), RunCurves(name, view))
-        curves.refresh()
+        curves.refresh(until=until)
         found.append(curves)
     return found
 
@@ -108,6 +115,7 @@ def _draw(viewer: Viewer, query: Query) -> dict[str, Any]:
         "high_rows": high_rows,
         "suspects": suspects,
         "is_searching": is_searching,
+        "unread_steps": sum(run.unread_steps for _, run in charts.visible),
         "windows": WINDOWS,
         "runs": [_summarize(number, run, shown) for number, run in enumerate(runs)],
         "points": make_link("/runs/points", **axis, width=shown.width),

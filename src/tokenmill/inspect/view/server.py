@@ -5,6 +5,7 @@ The server listens on 127.0.0.1 only. It runs in the main thread.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -75,7 +76,7 @@ def export(
     data: AnyPath | Sequence[AnyPath],
     folder: AnyPath,
     *,
-    split: str = "train",
+    split: str | None = None,
     document: Sequence[int] = (),
     documents: int = 0,
     watcher: Watcher | None = None,
@@ -84,19 +85,24 @@ def export(
     """Write the overview and some documents as HTML files to a folder, and return their paths.
 
     `document` has the numbers of documents to write. `documents` is how many more to write, evenly
-    spaced in the split.
+    spaced in the split; by default, in train.
     """
+    if documents < 0:
+        raise UsageError(f"`documents` is {documents:,}; it must be 0 or more.")
     check_libraries()
     from tokenmill.inspect.view import export as exporting
+    from tokenmill.inspect.view.listing import get_documents
+    from tokenmill.inspect.view.viewer import order_splits
 
     datasets, _, _ = open_all(data, (), opening)
     if len(datasets) > 1:
         raise UsageError("only one dataset can be exported at a time. Name one dataset.")
     (dataset,) = datasets.values()
+    split = next(iter(order_splits(dataset)), "train") if split is None else split
+    tokens = dataset[split]  # raises an error if there is no such split
     numbers = set(document)
     if documents:
-        table = dataset[split].documents
-        length = 0 if table is None else len(table)
+        length = len(get_documents(dataset, tokens))
         chosen = range(min(documents, length))
         numbers.update(number * length // max(1, min(documents, length)) for number in chosen)
     return exporting.export(dataset, folder, split=split, documents=numbers, watcher=watcher)
@@ -171,6 +177,11 @@ def serve(
             announce(address + token)
             if browser:
                 Thread(target=_open, args=(address + once,), daemon=True).start()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            # It cancels pages that are not ready in time, and would report each as an error.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+            await super().shutdown(sockets)
 
     server = Server(_configure(app))
     with listener, suppress(KeyboardInterrupt):  # uvicorn raises it again after it has ended

@@ -11,6 +11,8 @@ the chart are read again: those of at most a few thousand kept buckets.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -165,8 +167,11 @@ class StepLosses:
         # Count the complete steps whose losses were read. Those before the first phase are unknown.
         self.steps = self.first = phases[0].step
 
-    def follow(self, rows: int) -> None:
-        """Read the losses of new rows; the run now has losses for `rows` of them."""
+    def follow(self, rows: int, *, until: float = math.inf) -> None:
+        """Read the losses of new rows; the run now has losses for `rows` of them.
+
+        After the time `until` of `time.monotonic`, it reads no further; the next call continues.
+        """
         end = self.step_at(rows)
         while self.steps < end:
             phase = self._phase_of(self.steps)
@@ -174,6 +179,8 @@ class StepLosses:
             stop = min(end, self.steps + count)
             self._add(self._means(self.steps, stop))
             self.steps = stop
+            if time.monotonic() >= until:
+                return
 
     def _add(self, means: Floats) -> None:
         self._kept = self._kept.append(bucket_steps(self.steps, means, self._kept.width))

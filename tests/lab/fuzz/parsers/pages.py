@@ -66,7 +66,7 @@ _PATHS = (
     *("/batch", "/row/3", "/export", "/runs/charts", "/runs/points", "/batches", "/search"),
 )
 _NAMES = (
-    *("data", "split", "run", "first", "number", "start", "token", "tokens", "source", "scan", "q"),
+    *("data", "split", "run", "first", "number", "start", "at", "tokens", "source", "scan", "q"),
     *(
         "text",
         "regex",
