@@ -46,9 +46,9 @@ def diff(
     top
         Number of sources and documents to show.
     tokenizer
-        Tokenizer that made the tokens, for tokens in another format.
+        Tokenizer that made the tokens. Only for tokens that are not a tokenmill dataset.
     eot_id
-        Id that separates documents, for tokens in another format.
+        Id that separates documents. Only for tokens that are not a tokenmill dataset.
     json
         Print the comparison as JSON.
     """

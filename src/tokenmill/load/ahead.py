@@ -34,9 +34,9 @@ _CHUNK_ROWS = 65_536  # the most rows of this rank in a chunk
 def start_ahead(
     rows: RunRows, settings: LoaderSettings, row: int, limit: int | None
 ) -> RowsAhead | None:
-    """Start to fetch the rows [row, limit) ahead in a thread.
+    """Start a thread that fetches the rows from `row` up to `limit` ahead of time.
 
-    Returns None if `count_ahead` returns 0. Then nothing is fetched ahead.
+    If `count_ahead` returns 0, starts no thread and returns None.
     """
     distance = count_ahead(rows, settings)
     stop = MOST_ROWS if limit is None else limit

@@ -175,7 +175,7 @@ class _Stratum:
 
 
 def _take_sample(plan: Plan) -> _Sample:
-    """Read a sample of the input. Returns the totals that it implies for the whole input."""
+    """Read a sample of the input, and extrapolate its totals to the whole input."""
     sources = plan.sources
     strata = _divide(sources, plan.settings.text_field, plan.hold_limit)
     faults: dict[str, str] = {}

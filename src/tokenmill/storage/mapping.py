@@ -141,7 +141,7 @@ def read_ahead(ids: npt.NDArray[Any], first: int, stop: int) -> None:
 
 
 def _find_range(ids: npt.NDArray[Any], first: int, stop: int) -> tuple[Any, int, int] | None:
-    """Return the map that holds elements [first, stop), and the range of its pages; None if no map does."""
+    """Return the map behind ids[first:stop], and the range of its bytes; None if there is no map."""
     whole = ids
     while isinstance(whole.base, np.ndarray):
         whole = whole.base
