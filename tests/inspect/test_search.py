@@ -388,3 +388,8 @@ def test_bytes_before_a_match_are_counted_over_chunks(tmp_path):
     build(tmp_path / "d", {"train": ["first", text]}, shard_tokens=1 << 20)
     dataset = tokenmill.open(tmp_path / "d")
     assert places(search(dataset, "needle")) == [("train", 1, 600_000), ("train", 1, 800_006)]
+
+
+def test_no_dataset_is_an_error():
+    with pytest.raises(UsageError, match="has no dataset to search"):
+        tokenmill.search({}, "x", split="train")

@@ -183,3 +183,21 @@ def test_the_command_shows_steps_of_a_run(run, corpora, capsys):
     flags = ["--seq-len", "16", "--batch-size", "2"]
     assert main(["where", str(corpora / "squares"), "squares.txt:1", *flags]) == 0
     assert "Read at" in capsys.readouterr().out
+
+
+def test_a_part_that_a_loader_holds_out_is_found_by_the_numbers_of_its_split(tmp_path):
+    ids = np.full(200, ord("a"), np.uint16)
+    ids[::10] = ord("\n")
+    np.save(tmp_path / "x.npy", ids)
+    opening = {"val_fraction": 0.1, "eot_id": ord("\n"), "tokenizer": "bytes"}
+    settings = {"seq_len": 8, "batch_size": 1, "order": "sequential", **opening}
+    (held,) = where(tmp_path / "x.npy", "token=15", split="val", **settings).documents
+    assert (held.start, held.unread) == (15, None)
+    assert held.visits.first[0].step == 1
+    (whole,) = where(tmp_path / "x.npy", "token=195", **settings).documents
+    assert "val_fraction 0.1" in whole.unread
+    for token in (-1, -195):  # count from the end of the whole split
+        assert (
+            tokenmill.explain(tmp_path / "x.npy", token=token, **settings).token.token
+            == 200 + token
+        )

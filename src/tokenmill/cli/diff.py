@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json as json_format
-import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from tokenmill.cli.console import Display, show, show_next, show_table, typed, typed_options
+from tokenmill.cli.console import Display, quote, show, show_next, show_table, typed, typed_options
 from tokenmill.cli.opening import RECOGNISED, Opening, parse_path
 from tokenmill.errors import UsageError
 from tokenmill.inspect.diff.diff import Difference, Example
@@ -67,7 +66,7 @@ def diff(
         commands = [f"tokenmill stats {typed(path)}{given}" for path in (one, other)]
         for example in found.examples[:1]:
             place = one if example.kind == "removed" else other
-            command = f"tokenmill peek {typed(place)}{given} --split {shlex.quote(example.split)}"
+            command = f"tokenmill peek {typed(place)}{given} --split {quote(example.split)}"
             commands.insert(0, f"{command} --token {example.start}")
         show_next(*commands)
     return 0 if found.is_same else 1

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from tokenmill.cli.console import Display, report_stopped, show, show_next, typed, typed_options
+from tokenmill.cli.console import (
+    Display,
+    quote,
+    report_stopped,
+    show,
+    show_next,
+    typed,
+    typed_options,
+)
 from tokenmill.cli.opening import RECOGNISED, Opening
 from tokenmill.dataset.named import open_named, parse_named
 from tokenmill.inspect.kept import find_kept
@@ -48,7 +55,7 @@ def index(
             return report_stopped(f"in {find_kept(dataset)}")
         _show(made, f"{one_line(name)}: " if name else "")
     is_single = len(parsed) == 1 and not parsed[0].name
-    whole = typed(as_path(data[0])) if is_single else " ".join(map(shlex.quote, data))
+    whole = typed(as_path(data[0])) if is_single else " ".join(map(quote, data))
     show_next(f"tokenmill search {whole}{typed_options(options)} 'WORDS'")
     return 0
 

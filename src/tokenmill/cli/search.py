@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_format
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.text import Text
 
-from tokenmill.cli.console import Display, show_styled, typed, typed_options, warn
+from tokenmill.cli.console import Display, quote, show_styled, typed, typed_options, warn
 from tokenmill.cli.opening import RECOGNISED, Opening
 from tokenmill.dataset.named import open_named, parse_named
 from tokenmill.dataset.opening import Dataset
@@ -112,7 +111,7 @@ def search(
         given = typed_options(options)
         here = typed(as_path(named[last.name].path)) + given
         lacks_index = not all(may_have_kept(dataset, NAME) for dataset in opened.values())
-        whole = " ".join(shlex.quote(one) for one in paths) if last.name else here
+        whole = " ".join(map(quote, paths)) if last.name else here
         _show_next(last, here, f"{whole}{given}" if text is not None and lacks_index else None)
     return 0
 
@@ -202,7 +201,7 @@ def _as_json(match: Match) -> str:
 
 
 def _show_next(last: Match, here: str, to_index: str | None) -> None:
-    given = f" --split {shlex.quote(last.split)}" if last.split != "train" else ""
+    given = f" --split {quote(last.split)}" if last.split != "train" else ""
     commands = [f"tokenmill peek {here}{given} --token {last.token}"]
     if last.document is not None and last.document.key is not None:
         commands.append(f"tokenmill where {here} {last.document.key}")

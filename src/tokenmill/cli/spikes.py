@@ -284,7 +284,7 @@ def _show_next(found: SpikeReport, run: Path | None, data: list[str], reading: R
         lower = f"{found.threshold / 2:g}"
         commands.append(f"tokenmill spikes {typed(run)}{given} --threshold {lower}")
     if not commands:
-        commands.append(f"tokenmill explain{how} --step {found.steps - 1}")
+        commands.append(f"tokenmill explain{how} --step {found.last_step}")
     show_next(*commands)
 
 

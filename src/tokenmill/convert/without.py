@@ -293,7 +293,7 @@ class _Measure:
         self._eot = dataset.manifest.eot
 
     def add(self, tokens: SplitTokens, start: int, stop: int, left_out: LeftOut) -> None:
-        """Decode the document with the tokens [start, stop), and add the size of its text to `left_out`."""
+        """Add the size of the text of the document with the tokens [start, stop) to `left_out`."""
         start, stop = start + (self._eot == "before"), stop - (self._eot == "after")
         for low in range(start, stop, BLOCK):
             text = self._decode(tokens.read(low, min(low + BLOCK, stop)))

@@ -199,8 +199,7 @@ def explain(
         Explain one row of the run.
     token, source
         Explain the rows that hold the token at this position in the split; negative numbers count
-        from the end. In a mixture, `source`
-        is the name of the dataset that has the token.
+        from the end. In a mixture, `source` is the name of the dataset that has the token.
     text_length
         How many characters of each document to decode; 0 for none.
     seq_len, batch_size, world_size, seed, order, block_rows, group_blocks
@@ -305,9 +304,10 @@ def _explain_token(
     name = _choose_source(view, source)
     read, order = view.tokens(name), view.order(name)
     place = check_whole("token", token)
-    place += len(read) if place < 0 else 0
     # The run may hold out the end of the split. Its tokens and documents are those of the whole split.
-    tokens = read if 0 <= place < len(read) else view.whole[name].get(view.split, read)
+    whole = view.whole[name].get(view.split, read)
+    place += len(whole) if place < 0 else 0
+    tokens = read if 0 <= place < len(read) else whole
     if not 0 <= place < len(tokens):
         raise UsageError(
             f"there is no token {brief(token)}: split {view.split!r} has {len(tokens):,} tokens, numbered 0 "

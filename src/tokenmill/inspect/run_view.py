@@ -473,19 +473,22 @@ def _open_data(
     is held out.
     """
     if not given and origin.input_file is not None:
-        datasets, text, fraction = _open_text(path, origin)
-        _check_names(path, rows, datasets)
-        return datasets, text, fraction
+        read, text, fraction = _open_text(path, origin)
+        _check_names(path, rows, read)
+        return read, text, fraction
     named = parse_named(given or origin.data)
     options = {"cache_bytes": 0, **_find_options(path, origin, tokenizer)}
     whole = {one.name: open_dataset(one.path, **options) for one in named}
     _check_names(path, rows, whole)
-    try:
-        return _hold_out(named, whole, options, origin.val_fraction), whole, origin.val_fraction
-    except UsageError:  # about `val_fraction`, which is the run's
-        ((name, dataset), *_) = whole.items()
-        found = f"a part of it cannot be held out (val_fraction {origin.val_fraction:g}), as the run does"
-        raise _not_the_data(path, name, dataset, found, is_given=bool(given)) from None
+    datasets: dict[str, Dataset] = {}
+    for one in named:
+        try:
+            datasets |= _hold_out([one], whole, options, origin.val_fraction)
+        except UsageError:  # about `val_fraction`, which is the run's
+            found = f"a part of it cannot be held out (val_fraction {origin.val_fraction:g}), as the run does"
+            dataset = whole[one.name]
+            raise _not_the_data(path, one.name, dataset, found, is_given=bool(given)) from None
+    return datasets, whole, origin.val_fraction
 
 
 def _find_missing(origin: DataOrigin) -> str | None:
@@ -519,8 +522,9 @@ def _hold_out(
     fraction: float | None,
 ) -> dict[str, Dataset]:
     """Return the datasets with the end of each held out as `val`, as `tokenmill train` does."""
-    datasets = dict(whole)
+    datasets = {}
     for name, path, _ in named:
+        datasets[name] = whole[name]
         if fraction and not (name and "val" in whole[name].splits):
             datasets[name] = open_dataset(path, **options, val_fraction=fraction)
     return datasets

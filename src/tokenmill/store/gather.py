@@ -284,9 +284,9 @@ class ShardFinder:
     """Finds the shards of many tokens at once.
 
     Shard n starts at `starts[n]`. The first entry of `starts` is 0, and the last is the end of the
-    last shard. A table with four to eight entries per shard gives a first guess. If the guess is too low,
-    it moves to the next shard, usually once or twice, for all tokens at once. This is ten times as
-    fast as `numpy.searchsorted`. If many shards start close together, `numpy.searchsorted` is used.
+    last shard. A table with four to eight entries per shard gives a first guess. If the guess is too
+    low, it moves to the next shard, usually once or twice, for all tokens at once. This is ten times
+    as fast as `numpy.searchsorted`. If many shards start close together, that is used.
 
     >>> ShardFinder(np.array([0, 3, 3, 10])).find(np.array([9, 0, 2, 3]))
     array([2, 0, 0, 2])

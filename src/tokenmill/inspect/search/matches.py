@@ -25,10 +25,10 @@ _BLOCK = 1 << 20  # tokens read at once
 class Match:
     """An occurrence in a split, with some text `before` and `after` it.
 
-    `name` is that of the dataset if it is one of a mixture, and "" otherwise. `token` is the position in the split of the token in which the occurrence begins. `byte` is where
-    it begins in the text of its document or, if documents are unknown, in the text of the split. This
-    text includes special tokens as they are written. `document` is None if the data has no document
-    table.
+    `name` is that of the dataset if it is one of a mixture, and "" otherwise. `token` is the position
+    in the split of the token in which the occurrence begins. `byte` is where it begins in the text of
+    its document or, if documents are unknown, in the text of the split. This text includes special
+    tokens as they are written. `document` is None if the data has no document table.
     """
 
     split: str

@@ -246,6 +246,8 @@ def _open(
             "`tokenizer` and other options of opening cannot be used with an opened dataset. "
             "Pass them to `tokenmill.open`."
         )
+    if not data:
+        raise UsageError("`data` has no dataset to search. Give one or more datasets by name.")
     return {"": data} if isinstance(data, Dataset) else dict(data)
 
 

@@ -87,7 +87,7 @@ class SpikeReport:
     """The spikes of a run. `spikes`, `rows` and `suspects` begin with the worst.
 
     `per` says whether the losses are those of rows or of steps. `paths` has the path of the data of
-    each source. `judged_steps` counts the steps with enough neighbours to be judged. `spike_count`
+    each source. `last_step` is the number of the last step. `judged_steps` counts the steps with enough neighbours to be judged. `spike_count`
     and `high_row_count` count all spikes and rows that stand out; `spikes` and `rows` list the worst.
     `nan` and `infinite` count losses, and `not_finite` lists the first steps with such losses.
     `groups` is None if only the losses of steps are known. `notes` say what limits the report.
@@ -97,6 +97,7 @@ class SpikeReport:
     split: str
     paths: Mapping[str, str]
     steps: int
+    last_step: int
     row_count: int | None
     judged_steps: int
     threshold: float
@@ -298,6 +299,7 @@ def find_spikes(
         split=view.split,
         paths={name: str(dataset.path) for name, dataset in view.datasets.items()},
         steps=curve.steps,
+        last_step=curve.number(curve.steps - 1),
         row_count=curve.rows,
         judged_steps=found.judged,
         threshold=threshold,

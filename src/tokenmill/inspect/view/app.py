@@ -23,6 +23,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, cast
+from weakref import finalize
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenmillError, UsageError, lacks_memory
@@ -218,18 +219,20 @@ def _make_runner() -> Callable[[Callable[[], Response]], Awaitable[Response]]:
     """
     import asyncio
 
-    waiting: SimpleQueue[tuple[Future[Response], Callable[[], Response]]] = SimpleQueue()
+    waiting: SimpleQueue[tuple[Future[Response], Callable[[], Response]] | None] = SimpleQueue()
     threads: list[Thread] = []
 
     def work() -> None:
         while True:
-            future, function = waiting.get()
+            if (task := waiting.get()) is None:
+                return
+            future, function = task
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function())
                 except BaseException as error:
                     future.set_exception(error)
-            del future, function  # while it waits, the thread keeps no page in memory
+            del task, future, function  # while it waits, the thread keeps no page in memory
 
     async def run(function: Callable[[], Response]) -> Response:
         if len(threads) < THREADS:
@@ -244,6 +247,11 @@ def _make_runner() -> Callable[[Callable[[], Response]], Awaitable[Response]]:
         waiting.put((future, function))
         return await asyncio.wrap_future(future)
 
+    def end() -> None:
+        for _ in threads:
+            waiting.put(None)
+
+    finalize(run, end)  # when the application is no longer used
     return run
 
 

@@ -142,7 +142,7 @@ def _find_reads(viewer: Viewer, tokens: Tokens, start: int, stop: int) -> Iterat
         rows = run.row_count or 0
         for source in run.rows.names or ("",):
             own, dataset = run.tokens(source), run.datasets[source]
-            if _is_same(run.whole[source].get(own.split), tokens):
+            if _is_same(own, tokens) or _is_same(run.whole[source].get(own.split), tokens):
                 end = min(max(stop, start + 1), len(own))
             elif tokens.split == "val" and _is_same(dataset.get("val"), tokens):
                 end = start

@@ -1,7 +1,8 @@
 """Write the overview and some documents as HTML files, for a data card.
 
 The folder is complete: its pages load nothing but files in it, so it can be put on any web server or
-opened from disk. Pages of documents that an earlier export wrote are removed. It contains neither the access token of a viewer nor a link to one.
+opened from disk. It contains neither the access token of a viewer nor a link to one. Pages of
+documents that an earlier export wrote are removed.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class FileLosses:
     counts: Floats
 
     def find(self, file: int, first: int, last: int, width: int) -> tuple[Floats, Floats]:
-        """Return the mean losses of a file in buckets of `width` steps, and the steps of these means.
+        """Return the mean steps of a file in buckets of `width` steps, and its mean losses there.
 
         Only buckets of the steps [first, last) in which the sample has the file are returned.
         """

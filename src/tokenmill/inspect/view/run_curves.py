@@ -159,7 +159,7 @@ class RunCurves:
             if self.metrics.end and (not end or was_rewritten):
                 self.metrics, self.losses = Metrics(), self._open_losses()
                 lines, end = follow_metrics(self.view.folder, 0)
-        except TokenmillError:  # the file is larger than that of any run
+        except TokenmillError:  # such as a file that is larger than that of any run, or a pipe
             return
         self.metrics.add(lines, end)
 

@@ -2,10 +2,9 @@
 
 If no step of a run stands out, but rows do, the page lists these rows and the documents behind them.
 
-A thread searches for spikes, because a long run takes seconds: see `inspect/spikes/spikes.py`. It also
-samples the losses by source file. A page
-waits at most `WAIT` seconds for the first result; the script of the page asks again. A growing run is
-searched again each time it has grown by a twentieth.
+A thread searches for spikes, because a long run takes seconds: see `inspect/spikes/spikes.py`. Then
+it samples the losses by source file. A page waits at most `WAIT` seconds for the first result; the
+script of the page asks again. A growing run is searched again each time it has grown by a twentieth.
 """
 
 from __future__ import annotations
@@ -122,15 +121,19 @@ class SpikeSearch:
             return self._found, self._is_searching
 
     def _search(self, view: RunView) -> None:
-        found = None
         try:
             report = find_spikes(view, limit=LIMIT, watcher=Nobody())
-            found = Findings(report=report, files=sample_file_losses(view))
+            files = self._found.files if self._found is not None else None
+            with self._lock:
+                self._found = Findings(report=report, files=files)
+            self._ready.set()
+            files = sample_file_losses(view)
+            with self._lock:
+                self._found = Findings(report=report, files=files)
         except (TokenmillError, OSError, ValueError):
             pass  # such as a run that was restarted meanwhile
         finally:
             with self._lock:
-                self._found = found or self._found
                 self._is_searching = False
             self._ready.set()
 

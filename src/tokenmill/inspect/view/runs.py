@@ -131,7 +131,7 @@ def _search(viewer: Viewer, charts: LossCharts) -> tuple[dict[int, Findings], bo
     for number, run in charts.visible:
         search: SpikeSearch = viewer.kept.setdefault(("spikes", run.name), SpikeSearch())
         found, searches = search.get(run.view)
-        is_searching |= searches and found is None
+        is_searching |= searches and (found is None or found.files is None)
         if found is not None:
             known[number] = found
     return known, is_searching

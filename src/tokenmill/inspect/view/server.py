@@ -180,8 +180,13 @@ def serve(
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             # It cancels pages that are not ready in time, and would report each as an error.
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-            await super().shutdown(sockets)
+            logger = logging.getLogger("uvicorn.error")
+            level = logger.level
+            logger.setLevel(logging.CRITICAL)
+            try:
+                await super().shutdown(sockets)
+            finally:
+                logger.setLevel(level)
 
     server = Server(_configure(app))
     with listener, suppress(KeyboardInterrupt):  # uvicorn raises it again after it has ended

@@ -123,7 +123,10 @@ def where(
         if split is not None and run is None:
             given["split"] = split
         view = make_view(data, run=run, settings=given, opening=opening)
-        datasets = dict(view.whole)
+        datasets = {
+            name: one if view.split in one else view.datasets[name]
+            for name, one in view.whole.items()
+        }
     else:
         paths = [data] if isinstance(data, (str, os.PathLike)) else data
         datasets = {
@@ -177,13 +180,13 @@ class Finder:
             return self._find_text(what)
         try:
             found = self._find_text(what)
-        except TokenizerError:
+        except TokenizerError as error:
             if self._prepared:
                 raise
             raise DatasetError(
-                f"{one_line(what)!r} is no file, because {self._lacks_sources()}. And it cannot be "
-                "searched for as text, because the tokenizer is unknown: give `tokenizer=NAME`."
-            ) from None
+                f"{one_line(what)!r} is not a file, because {self._lacks_sources()}. It cannot be "
+                f"searched for as text either: {error}"
+            ) from error
         if not found.documents and (note := self._find_hint(parse_place(what).name)):
             found = replace(found, notes=(note,))
         return found
