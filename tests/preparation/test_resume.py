@@ -339,11 +339,13 @@ def take_a_token(receipt: Any) -> Any:
     ],
 )
 def test_forged_fates_that_do_not_fit_are_refused(
-    made: Path, out: Path, damage: Callable[[Path], None]
+    made: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    damage(min((out / ".work" / "fates").glob("*.json")))
-    with pytest.raises(FolderError, match=r"The unfinished run is damaged: .*restart=True"):
-        run(made / "text.txt", out)
+    for receipt in (made / "stopped/.work/fates").glob("*.json"):
+        out = Path(shutil.copytree(made / "stopped", tmp_path / receipt.stem))
+        damage(out / ".work/fates" / receipt.name)
+        with pytest.raises(FolderError, match=r"The unfinished run is damaged: .*restart=True"):
+            run(made / "text.txt", out)
 
 
 def test_finished_marks_and_fates_are_not_made_again(made: Path, out: Path) -> None:

@@ -41,13 +41,14 @@ from tokenmill.store.tables import Shard, ShardName
 class SegmentSlice:
     """A segment that a shard copies from.
 
-    `before` is how many tokens of the split are in earlier segments. `fates` is the file that says
-    which split each document belongs to, or that it is dropped.
+    The segment has `tokens` tokens of the split, and `before` are in earlier segments. `fates` is the
+    file that says which split each document belongs to, or that it is dropped.
     """
 
     segment: Path
     fates: Path
     before: int
+    tokens: int
     key: tuple[int, int]  # of the document that begins here and ends in a later part
     length: int  # the number of that document's tokens
 
@@ -156,6 +157,7 @@ def plan_shards(
                         segment=sifted.segments[i],
                         fates=sifted.fates[i],
                         before=before[i],
+                        tokens=sifted.tokens[split][i],
                         key=sifted.spanning.get(i, nothing).key,
                         length=sifted.spanning.get(i, nothing).length,
                     )
@@ -185,6 +187,11 @@ def _choose(
         lengths, firsts = lengths[kept], firsts[kept]
         places = in_split + np.cumsum(lengths) - lengths  # in the split
         in_split += int(lengths.sum())
+        if in_split > part.before + part.tokens:
+            raise FolderError(
+                f"The unfinished run is damaged: {part.segment.name} has more tokens of {task.split} "
+                f"than the {part.tokens:,} in its receipt. Add `restart=True` to start over."
+            )
         if in_split <= task.start:
             continue
 

@@ -170,6 +170,8 @@ def serve(
     number = listener.getsockname()[1]
     address = f"http://{HOST}:{number}/?{TOKEN_NAME}="
     app = make_app(datasets, runs, token, weights=weights, once=once if browser else "")
+    logger = logging.getLogger("uvicorn.error")
+    level = logger.level
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -180,17 +182,15 @@ def serve(
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             # It cancels pages that are not ready in time, and would report each as an error.
-            logger = logging.getLogger("uvicorn.error")
-            level = logger.level
             logger.setLevel(logging.CRITICAL)
-            try:
-                await super().shutdown(sockets)
-            finally:
-                logger.setLevel(level)
+            await super().shutdown(sockets)
 
     server = Server(_configure(app))
     with listener, suppress(KeyboardInterrupt):  # uvicorn raises it again after it has ended
-        server.run(sockets=[listener])
+        try:
+            server.run(sockets=[listener])
+        finally:
+            logger.setLevel(level)
 
 
 def _configure(app: Application) -> Any:
