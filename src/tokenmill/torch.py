@@ -1,4 +1,4 @@
-"""Batches as PyTorch tensors: three ways to the same rows in the same order.
+"""Batches as PyTorch tensors: three ways to read the same rows in the same order.
 
     Loader          an iterator of tensors on a device; no worker processes, resumes at any row
     TokenBatches    an `IterableDataset` of whole batches, for `DataLoader(..., batch_size=None)`
@@ -6,8 +6,8 @@
     TokenRows       a map-style `Dataset` of rows, for your own sampler or collator
 
 Batches are tuples of contiguous tensors: (inputs, targets) or, with `documents=True`, (inputs,
-targets, documents). On the CPU, tensors share the memory of NumPy arrays. To CUDA devices, they are
-copied asynchronously from pinned memory.
+targets, documents). On the CPU, the tensors share memory with NumPy arrays. For CUDA devices, they
+are copied asynchronously from pinned memory.
 """
 
 from __future__ import annotations

@@ -173,7 +173,9 @@ def test_a_shard_that_is_replaced_in_use_is_named(local: Path, remote: str) -> N
     subprocess.run(  # another process replaces it
         [sys.executable, "-c", REPLACE, str(shard)], check=True, timeout=60
     )
-    with pytest.raises(DamagedFileError, match=r"replaced while it was read.* Open the data again"):
+    with pytest.raises(
+        DamagedFileError, match=r"replaced while it was being read.* Open the data again"
+    ):
         tokens[:10]
     shard.write_bytes(data)
     assert np.array_equal(tokens[:10], before)

@@ -222,7 +222,7 @@ def test_faults_while_training_data_are_read(
         tokens = tokenmill.open(data, cache_bytes=0)["train"]
         provoke = functools.partial(tokens.__getitem__, slice(20_000, 20_010))
         expected = [
-            f"train/shard_00001.bin in {data} cannot be read: the object was replaced while it was read",
+            f"train/shard_00001.bin in {data} cannot be read: the object was replaced while it was being read",
             "Open the data again, or run the same command again.",
         ]
         provoke()

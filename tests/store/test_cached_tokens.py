@@ -142,7 +142,7 @@ def test_a_file_that_changes_or_shrinks_while_in_use_is_refused_by_name(folder, 
     path = folder / "train_5.bin"
     ids = np.fromfile(path, np.uint16)
     (ids + 1).tofile(path)
-    with pytest.raises(DatasetError, match=r"train_5\.bin was changed while it was read"):
+    with pytest.raises(DatasetError, match=r"train_5\.bin was changed while it was being read"):
         cached[500_000:500_010]
     ids[:-1].tofile(path)
     with pytest.raises(DatasetError, match=r"train_5\.bin is 2 bytes too short"):

@@ -36,7 +36,7 @@ def export(
     path
         Folder of a dataset, or tokens in another format: a file, a folder or a glob in quotes.
     out
-        Folder for the output. Must be new or empty, unless the command resumes.
+        Folder for the output. Must be new or empty, unless you are resuming.
     tokens_per_shard
         Tokens per output file. Only for formats that divide a split into several files.
     tokenizer

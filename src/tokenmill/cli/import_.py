@@ -35,7 +35,7 @@ def import_(
     path
         Tokens to import: a file, a folder or a glob in quotes.
     out
-        Folder for the dataset. Must be new or empty, unless the command resumes.
+        Folder for the dataset. Must be new or empty, unless you are resuming.
     tokenizer
         Tokenizer that made the tokens. By default, the tokenizer comes from the data.
     tokens_per_shard

@@ -31,7 +31,7 @@ def index(
     tokenizer: str | None = None,
     opening: Opening = RECOGNISED,
 ) -> int:
-    """Index the words of a dataset, so that `tokenmill search` finds them sooner.
+    """Index the words of a dataset, to make `tokenmill search` faster.
 
     The index is kept beside the dataset, in .tokenmill, or in ~/.cache/tokenmill. It can be deleted at
     any time. Needs: pip install 'tokenmill[search]'
@@ -39,7 +39,7 @@ def index(
     Parameters
     ----------
     data
-        Folder of a dataset, or tokens in another format: a file or a folder. For a mixture, give each
+        Dataset folder, or a file or folder of tokens in another format. For a mixture, give each
         dataset a name and a weight: web=DIR:0.7 code=DIR:0.3. Each gets its own index.
     tokenizer
         Tokenizer that made the tokens, such as gpt2, bytes or a file. By default, the tokenizer

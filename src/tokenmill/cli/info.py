@@ -36,7 +36,7 @@ def info(
     Parameters
     ----------
     path
-        Folder of a dataset, or tokens in another format: a file or a folder.
+        Dataset folder, or a file or folder of tokens in another format.
     cache_dir
         Folder of the cache on local disk, to show how much of the data it holds. By default,
         ~/.cache/tokenmill, for data in object stores.

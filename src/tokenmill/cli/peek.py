@@ -33,7 +33,7 @@ def peek(
     Parameters
     ----------
     path
-        Folder of a dataset, or tokens in another format: a file or a folder.
+        Dataset folder, or a file or folder of tokens in another format.
     tokenizer
         Tokenizer that made the tokens, such as gpt2, bytes or a file. By default, the tokenizer
         comes from the data.

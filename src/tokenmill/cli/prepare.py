@@ -66,7 +66,7 @@ def prepare(
         Files, folders or globs to read: plain text, source code, JSON lines or Parquet. Files may
         be compressed (.gz, .zst, .bz2, .xz).
     out
-        Folder for the dataset. Must be new or empty, unless the command resumes. Required, except
+        Folder for the dataset. Must be new or empty, unless you are resuming. Required, except
         with --dry-run.
     tokenizer
         Tokenizer: gpt2, bytes, a tokenizer.json, .tiktoken or .model file, or organisation/name on

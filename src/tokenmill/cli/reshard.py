@@ -24,9 +24,9 @@ def reshard(
         tuple[Path, ...] | None, Parameter(converter=parse_paths, negative="--no-exclude")
     ] = None,
 ) -> int:
-    """Copy a dataset into other shards. Training batches stay the same.
+    """Copy a dataset, with another shard size or compression. Training batches stay the same.
 
-    The copy leaves out the documents that were listed for PATH with the command `tokenmill exclude`.
+    The copy leaves out the documents that were excluded from PATH with `tokenmill exclude`.
 
     To resume after an interruption, run the same command again.
 
@@ -35,14 +35,14 @@ def reshard(
     path
         Folder of the dataset to copy.
     out
-        Folder for the copy. Must be new or empty, unless the command resumes.
+        Folder for the copy. Must be new or empty, unless you are resuming.
     tokens_per_shard
         Tokens per shard. The last shard of a split may have fewer. By default, as in PATH.
     compress
         Compression of the shards: zstd or none. By default, as in PATH.
     exclude
-        Another list of documents to leave out, in addition to the one for PATH. May be repeated.
-        --no-exclude keeps all documents.
+        List of more documents to leave out, besides those excluded with `tokenmill exclude`. May be
+        repeated. --no-exclude keeps all documents.
     """
     try:
         with Display() as display:

@@ -42,14 +42,14 @@ def search(
     tokenizer: str | None = None,
     opening: Opening = RECOGNISED,
 ) -> int:
-    """Show every occurrence of a text in a dataset, with its document and the text around it.
+    """Show every occurrence of a string in a dataset, with its document and the surrounding text.
 
-    The exit status is 0 if the text occurs, 1 if it does not, and 2 after an error, as with grep.
+    The exit status is 0 if the string is found, 1 if it is not, and 2 after an error, as with grep.
 
     Parameters
     ----------
     data
-        Folder of a dataset, or tokens in another format: a file or a folder. For a mixture, give each
+        Dataset folder, or a file or folder of tokens in another format. For a mixture, give each
         dataset a name and a weight: web=DIR:0.7 code=DIR:0.3 TEXT.
     text
         What to find. It comes last.
@@ -58,7 +58,7 @@ def search(
     regex
         Treat TEXT as a regular expression, in the syntax of Python's re.
     tokens
-        Find a sequence of ids, such as 464,2068, instead of a text.
+        Find a sequence of ids, such as 464,2068, instead of TEXT.
     ignore_case
         Treat upper and lower case as equal.
     split

@@ -30,7 +30,7 @@ def verify(
     Parameters
     ----------
     path
-        Folder of a dataset, or tokens in another format: a file or a folder.
+        Dataset folder, or a file or folder of tokens in another format.
     vocab_size
         Number of ids in the vocabulary. Every id must be below this number. By default,
         the number comes from the data.

@@ -219,9 +219,9 @@ def read_setting(config: Any, name: str, default: Any = _REQUIRED) -> Any:
 def open_texts(
     path: Path, tokenizer: str, cache_dir: str | os.PathLike[str] | None = None
 ) -> Dataset:
-    """Open the tokens of a text file or folder; tokenize the text first if that was not done yet.
+    """Open the tokens of a text file or folder. Tokenizes the text first if that has not been done.
 
-    `path` may also be a prepared dataset, which is opened.
+    `path` may also be a prepared dataset, which is opened as it is.
     """
     if not path.exists():
         raise InputError(

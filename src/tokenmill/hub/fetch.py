@@ -100,8 +100,8 @@ def fetch_files(
         free = shutil.disk_usage(folder).free
         if free < left:
             raise FolderError(
-                f"{left:,} bytes remain to be downloaded, but the disk of {folder} has only "
-                f"{free:,} bytes free. Choose fewer files, or a folder on another disk."
+                f"{left:,} bytes remain to be downloaded, but the disk that holds {folder} has "
+                f"only {free:,} bytes free. Choose fewer files, or a folder on another disk."
             )
         for one in missing:
             make_subfolder(folder, one.target.parent)

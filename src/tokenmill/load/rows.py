@@ -46,7 +46,8 @@ class RunRows:
         if not isinstance(data, (Tokens, Mixture)):
             raise UsageError(
                 f"a loader reads the tokens of a split or a Mixture, not {type(data).__name__}. "
-                'Pass data["train"] instead of data, and an array as Tokens.of(array).'
+                'If you have a dataset, pass one of its splits, such as data["train"]. If you have an '
+                "array, pass Tokens.of(array)."
             )
         if in_memory:
             data = data.in_memory()

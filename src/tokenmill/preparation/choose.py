@@ -75,8 +75,8 @@ def _mark(
 ) -> tuple[list[PartMarks], list[Whole]]:
     """Mark keys (hashes), in all parts and all spanning documents.
 
-    With `repeats`, marks those that repeat an earlier key. Also marks those that are `listed`; if
-    any are, it has the listed keys of each partition. A spanning document is one that spans parts.
+    With `repeats`, marks those that repeat an earlier key. Also marks those that are `listed`, which
+    has the listed keys of each partition, or is empty. A spanning document is one that spans parts.
     Returns where the marks of each part are, and the spanning documents with their marks.
     """
     folder, layout = run.folder, run.plan.keys

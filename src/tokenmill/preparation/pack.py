@@ -173,9 +173,10 @@ def plan_shards(
 def _choose(
     part: SegmentSlice, task: PackShard
 ) -> Iterator[tuple[list[tuple[int, int]], npt.NDArray[np.void]]]:
-    """Choose the tokens and documents that a shard takes from a segment, some records at a time.
+    """Choose which tokens and documents of a segment go into a shard, one batch of records at a time.
 
-    Yields the ranges of tokens to copy, and the table of the documents that start in the shard.
+    For each batch, yields the ranges of tokens to copy and a table of the documents that start in
+    the shard.
     """
     fate = 1 + SPLITS.index(task.split)
     in_segment, in_split = 0, part.before

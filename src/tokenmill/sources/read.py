@@ -117,7 +117,7 @@ def _read_blocks(
     while place < end:
         block = file.read(min(size, end - place))
         if not block:
-            raise BadFileError(source.path, "the file became shorter while it was read")
+            raise BadFileError(source.path, "the file became shorter while it was being read")
         if place == 0:
             refuse_wide(source, block)
         place += len(block)

@@ -111,12 +111,12 @@ def _split(path: str) -> tuple[str | None, str]:
 
 
 def _judge_json(source: SourceFile) -> SourceFile:
-    """Decide whether a `.json` file is JSON lines or one JSON document over many lines.
+    """Decide whether a `.json` file is JSON lines, one object over many lines, or an array.
 
-    Returns the source unchanged for JSON lines, as plain text for one document, and with a fault
-    for an array. A file of JSON lines may have broken lines. So a file counts as one document only
-    in two cases: its head parses as the beginning of a document, or few lines of its head look like
-    records.
+    Returns the source unchanged for JSON lines, as plain text for one object, and with a fault for an
+    array. A file of JSON lines may have broken lines, so one bad line proves nothing. A file counts as
+    one object only if its head parses as the beginning of an object, or if few lines of its head look
+    like records.
     """
     try:
         head = read_head(source, _HEAD)

@@ -8,7 +8,7 @@ bytes of its piece, so that a range of a file can be cached without the bytes ar
 
 Guarantees: the files never take more than the limit, however many processes write to them. Bytes
 are used only if their hash is right. So a piece counts as missing if it was damaged, half written
-by a killed process, or replaced while it was read. Nothing has to be cleaned up: there are no
+by a killed process, or replaced while it was being read. Nothing has to be cleaned up: there are no
 temporary files, and the system releases the claims of a dead process. The cache survives restarts
 and a change of the limit. A lower limit drops the pieces that no longer fit.
 

@@ -62,7 +62,7 @@ def translate(error: Exception, address: Address) -> Exception:
 
 def report_change(address: Address) -> ObjectChangedError:
     """Return the error for an object that was replaced after it was opened."""
-    reason = "the object was replaced while it was read"
+    reason = "the object was replaced while it was being read"
     return ObjectChangedError(errno.ESTALE, reason, str(address))
 
 

@@ -88,7 +88,10 @@ class ObjectStorage(Storage):
         return self.find(name) if known is None else known._replace(name=name)
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return at most `length` bytes of an object from `start` on, all of one version."""
+        """Return at most `length` bytes of an object, beginning at `start`.
+
+        All of them come from the same version of the object.
+        """
         entry = self.find(name)
         stop = entry.size if length is None else min(start + length, entry.size)
         if start >= stop:

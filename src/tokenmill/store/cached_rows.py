@@ -152,7 +152,7 @@ class CachedRows(RowSource):
         self.cache.read(places[found].tolist(), targets, self._between)
         for number in np.unique(inverse[found]).tolist():
             held = helds[number]
-            if held is None or not self.cache.is_held(held):  # replaced while it was read
+            if held is None or not self.cache.is_held(held):  # replaced while it was being read
                 self._held.pop(int(codes[number]), None)
                 done[parts.rows[inverse == number]] = False
         return done
@@ -334,7 +334,7 @@ class CachedRows(RowSource):
                 except OSError as error:
                     raise cannot_read(name, shards.folder, error, FOREIGN_CURE) from error
             if changed or len(data) != stop - start:
-                raise DamagedFileError(name, "was changed while it was read", FOREIGN_CURE)
+                raise DamagedFileError(name, "was changed while it was being read", FOREIGN_CURE)
             return data
 
         return RemoteFile(identity, size, fetch), int(

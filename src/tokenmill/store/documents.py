@@ -223,7 +223,7 @@ class Documents(DocumentTable):
                     wanted = min(block, high - place) * DOCUMENT_DTYPE.itemsize
                     data = file.read(wanted)
                     if len(data) != wanted:
-                        raise DamagedFileError(path, "became shorter while it was read")
+                        raise DamagedFileError(path, "became shorter while it was being read")
                     yield first + before + place - low, np.frombuffer(data, DOCUMENT_DTYPE)
 
     def _find_in(self, shard: int, ranges: Integers) -> tuple[Integers, npt.NDArray[Any]]:

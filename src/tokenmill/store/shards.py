@@ -137,7 +137,7 @@ class FileShards:
                     found.append(file.read((last - first) * size))
                     if len(found[-1]) < (last - first) * size:  # truncated since it was opened
                         check_size(file, name, int(self.sizes[number]), foreign=self.foreign)
-                        raise DamagedFileError(name, "was changed while it was read")
+                        raise DamagedFileError(name, "was changed while it was being read")
             except OSError as error:  # the disk is failing
                 raise cannot_read(name, self.folder, error, FOREIGN_CURE) from error
         return found
@@ -171,7 +171,7 @@ class FileShards:
             if not read_pieces(file, starts, pieces, between):
                 # It was truncated since its size was checked.
                 check_size(file, name, int(self.sizes[number]), foreign=self.foreign)
-                raise DamagedFileError(name, "was changed while it was read")
+                raise DamagedFileError(name, "was changed while it was being read")
         except OSError as error:  # the disk is failing
             raise cannot_read(name, self.folder, error, FOREIGN_CURE) from error
 

@@ -160,7 +160,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
                     count = math.prod(size)
                     found[one] = np.fromfile(file, _FLOAT, count).reshape(size)
             except (DamageError, ValueError) as error:  # ValueError: the file is shorter now
-                reason = "was changed while it was read"
+                reason = "was changed while it was being read"
                 raise DamagedFileError(name, f"in {self.path} {reason}", RESTORE) from error
         return found
 
@@ -247,7 +247,7 @@ def _check_arrays(file: BinaryIO, expected: Shapes) -> str:
         while left:
             block = file.read(min(left, _BLOCK))
             if not block:
-                raise DamageError("was truncated while it was read")
+                raise DamageError("was truncated while it was being read")
             digest.update(block)
             left -= len(block)
             values = np.frombuffer(block, _FLOAT)

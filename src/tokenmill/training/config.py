@@ -102,7 +102,7 @@ class Config:
     fim_fraction
         Share of the rows to rearrange for fill-in-the-middle training.
     log_every
-        Steps between lines of metrics. If steps are slow, more lines are printed.
+        Steps between lines of metrics. If steps are slow, lines are printed more often.
     val_every
         Steps between validations. 0 means one validation, after the last step.
     val_tokens

@@ -1,15 +1,15 @@
 """Rank the documents of rows that stand out, and find what these documents have in common.
 
-A document's `excess` is a product of two factors. The first is a sum over those of its rows that
-stand out: the row's excess times the share of the row's targets that belong to the document. The
-second is the share of the document's targets that are in such rows, of all that were read. So a
-document whose other rows are ordinary ranks below one that stands out whenever it is read, even if
-both are in the same bad row.
+A document's `excess` is the product of two factors. The first is a sum over its rows that stand
+out: each row's excess, times the share of the row's targets that belong to the document. The second
+is a fraction: of the document's targets that were read, how many were in rows that stand out. So if
+two documents are in the same bad row, the one whose other rows are ordinary ranks below the one whose
+rows all stand out.
 
-If only the losses of steps are known, the same is computed with steps instead of rows. All documents
-of a step are then suspects, and rank by how many of the jumps they are in.
+If losses are known only per step, the same is computed with steps instead of rows. Every document in
+a step that stands out is then a suspect, and documents rank by the number of such steps they are in.
 
-Costs: about 1 ms per document. At most `MOST_SUSPECTS` documents are examined, with at most
+Cost: about 1 ms per document. At most `MOST_SUSPECTS` documents are examined, with at most
 `_MOST_READ` rows each.
 """
 
@@ -128,7 +128,10 @@ class Judge:
         return *self._scan.judge(steps, losses), losses
 
     def judge(self, rows: Integers) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        """Return the excess of sorted rows, NaN where unknown, and whether they stand out."""
+        """Return the excess of each row (NaN if unknown), and whether it stands out.
+
+        `rows` must be sorted.
+        """
         excess, scores, _ = self.measure(rows)
         with np.errstate(invalid="ignore"):
             return excess, (scores >= self._threshold) & (excess > 0)
@@ -152,9 +155,9 @@ class _Candidate(NamedTuple):
 def find_suspects(
     view: RunView, judge: Judge, rows: Integers, watcher: Watcher
 ) -> tuple[Suspect, ...]:
-    """Return the documents of some rows, the most suspicious first.
+    """Return the documents in the given rows, most suspicious first.
 
-    Documents that are only in ordinary rows are left out.
+    Documents that appear only in ordinary rows are left out.
     """
     if not has_documents(view) or not len(rows):
         return ()

@@ -93,7 +93,7 @@ class Shown:
         return make_link("/runs", **self.values)
 
     def toggle(self, run: int) -> Shown:
-        """Return the same with a run shown if it was hidden, or hidden if it was shown."""
+        """Return a copy in which a run is toggled: shown if it was hidden, hidden if it was shown."""
         return replace(self, hidden=self.hidden ^ {run})
 
     def limit(self, first: float, last: float, end: int) -> Shown:

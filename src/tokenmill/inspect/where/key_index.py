@@ -118,7 +118,7 @@ def _read_at(file: BinaryIO, place: int, size: int) -> bytes:
     file.seek(place)
     data = file.read(size)
     if len(data) != size:
-        raise DamagedFileError(FILE_NAME, "became shorter while it was read", _CURE)
+        raise DamagedFileError(FILE_NAME, "became shorter while it was being read", _CURE)
     return data
 
 
