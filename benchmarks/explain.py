@@ -32,7 +32,8 @@ from results import record
 import tokenmill
 from tokenmill.formats import WRITABLE
 from tokenmill.inspect.explain import explain_rows
-from tokenmill.inspect.run_view import RunView, view_data
+from tokenmill.inspect.run_opening import view_data
+from tokenmill.inspect.run_view import RunView
 from tokenmill.inspect.where.where import Finder, where
 from tokenmill.progress import Nobody
 

@@ -29,7 +29,7 @@ import tokenmill
 from tokenmill.cli import main
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.inspect.explain import explain_rows
-from tokenmill.inspect.run_view import view_data
+from tokenmill.inspect.run_opening import view_data
 
 SETTINGS = {"seq_len": 7, "batch_size": 2, "seed": 1}
 

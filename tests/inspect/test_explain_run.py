@@ -17,7 +17,7 @@ import pytest
 import tokenmill
 from tokenmill.cli import main
 from tokenmill.errors import DatasetError, StateError, TokenmillError, UsageError
-from tokenmill.inspect.run_view import open_run
+from tokenmill.inspect.run_opening import open_run
 from tokenmill.store.tokens import Tokens
 from tokenmill.training.data import RunData
 from tokenmill.training.run_reading import RunPhase, read_run_data, write_run_data

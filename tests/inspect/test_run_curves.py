@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.errors import TokenmillError
-from tokenmill.inspect.run_view import open_run
+from tokenmill.inspect.run_opening import open_run
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.rendering import Templates
 from tokenmill.inspect.view.run_curves import RunCurves

@@ -15,7 +15,7 @@ import pytest
 import tokenmill
 from tokenmill.cli import main
 from tokenmill.errors import DatasetError, InputError
-from tokenmill.inspect.run_view import open_run, view_data
+from tokenmill.inspect.run_opening import open_run, view_data
 from tokenmill.inspect.view.batches import show_batches
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.rendering import Templates

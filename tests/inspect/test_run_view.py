@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.errors import DatasetError, UsageError
-from tokenmill.inspect.run_view import view_data
+from tokenmill.inspect.run_opening import view_data
 
 KINDS = ["shuffled", "blocks", "sequential", "random"]
 CHANGES = {40: {"b": 0.0}, 75: {"a": 1.0, "b": 3.0}}

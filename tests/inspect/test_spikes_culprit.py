@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from culprit import find_culprit
 
-from tokenmill.inspect.run_view import open_run
+from tokenmill.inspect.run_opening import open_run
 
 DOCUMENTS, STEPS = 2000, 160
 SMALL = {"layers": 1, "heads": 1, "width": 32, "seq_len": 64, "batch_tokens": 1024}

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent / "browser"))
 from view_demo import RunWriter, make_dataset
 
 import tokenmill
-from tokenmill.inspect.run_view import open_run
+from tokenmill.inspect.run_opening import open_run
 from tokenmill.inspect.view.file_losses import sample_file_losses
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.rendering import Templates

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent / "browser"))
 from view_demo import RunWriter, make_dataset
 
 import tokenmill
-from tokenmill.inspect.run_view import open_run
+from tokenmill.inspect.run_opening import open_run
 from tokenmill.inspect.view.batches import show_batches
 from tokenmill.inspect.view.documents import show_document
 from tokenmill.inspect.view.query import Query

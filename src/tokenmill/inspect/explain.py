@@ -27,7 +27,8 @@ from tokenmill.errors import UsageError
 from tokenmill.html import ROWS, render
 from tokenmill.hub.paths import is_hub_path
 from tokenmill.inspect.peek import check_vocabulary
-from tokenmill.inspect.run_view import Integers, Place, RowSpan, RunView, open_run, view_data
+from tokenmill.inspect.run_opening import open_run, view_data
+from tokenmill.inspect.run_view import Integers, Place, RowSpan, RunView
 from tokenmill.load.settings import check_whole
 from tokenmill.order.rows import Kind
 from tokenmill.store.documents import Document

@@ -11,7 +11,7 @@ from view_demo import make_demo_data, write_demo_runs
 from view_pages import ARGUMENTS, Visit, find_browser, serve
 
 import tokenmill
-from tokenmill.inspect.run_view import open_run
+from tokenmill.inspect.run_opening import open_run
 
 NO_BROWSER = "no browser for the pages of tokenmill view; install Chromium and playwright"
 

@@ -16,7 +16,7 @@ from view_demo import ROOT, make_demo_data, write_demo_runs
 from view_pages import ARGUMENTS, Visit, find_browser, serve
 
 import tokenmill
-from tokenmill.inspect.run_view import open_run
+from tokenmill.inspect.run_opening import open_run
 from tokenmill.inspect.stats.stats import stats
 
 RUNS = "/runs?smooth=30"

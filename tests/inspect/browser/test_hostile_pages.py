@@ -17,7 +17,7 @@ from view_demo import RunWriter, make_dataset
 from view_pages import TOKEN, Visit, serve, set_up
 
 import tokenmill
-from tokenmill.inspect.run_view import open_run
+from tokenmill.inspect.run_opening import open_run
 from tokenmill.load.loader import Loader
 from tokenmill.training.config import Config
 

@@ -14,7 +14,7 @@ from view_demo import CONFIG, RunWriter, make_loader
 from view_pages import Visit, serve
 
 import tokenmill
-from tokenmill.inspect.run_view import open_run
+from tokenmill.inspect.run_opening import open_run
 
 
 def shown(visit: Visit) -> tuple[int, int]:

@@ -138,7 +138,7 @@ def open_all(
 
 
 def _open_run(folder: AnyPath, data: Sequence[AnyPath]) -> RunView:
-    from tokenmill.inspect.run_view import open_run
+    from tokenmill.inspect.run_opening import open_run
 
     try:
         return open_run(folder)

@@ -17,7 +17,7 @@ from tests.store.dataset_builder import build
 import tokenmill
 from tokenmill.errors import DatasetError
 from tokenmill.inspect.kept import KEPT_NAME
-from tokenmill.inspect.run_view import open_run
+from tokenmill.inspect.run_opening import open_run
 from tokenmill.inspect.stats import kept_statistics as stats_kept
 from tokenmill.inspect.where import keys
 from tokenmill.preparation.edit_exclusions import add_exclusions, remove_exclusions

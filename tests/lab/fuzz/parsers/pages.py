@@ -20,7 +20,8 @@ from tests.store.dataset_builder import build
 
 import tokenmill
 from tokenmill.errors import UsageError
-from tokenmill.inspect.run_view import RunView, open_run
+from tokenmill.inspect.run_opening import open_run
+from tokenmill.inspect.run_view import RunView
 from tokenmill.training.run_reading import DataOrigin, RunPhase, write_run_data
 
 from ..case import Case, Parser, require
