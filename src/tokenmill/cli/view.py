@@ -36,7 +36,7 @@ def view(
     ----------
     data
         Folder of a dataset, or tokens in another format, or several datasets as NAME=PATH:WEIGHT.
-        By default, the data of the first run.
+        By default, the data of the first run given with --run.
     run
         Folder of a run of tokenmill train. May be given several times.
     tokenizer

@@ -144,7 +144,8 @@ def check_gaps(request: OpenRequest, names: Sequence[str]) -> None:
             if high >= low + whole:
                 raise DatasetError(
                     f"{before}{found[high]}{after} in {request.path} has a number that is too large: "
-                    f"there should be {whole:,} such files. Remove the files that do not belong there."
+                    f"there should be {whole:,} such files, numbered {low} to {low + whole - 1}. Remove the files "
+                    "that do not belong there."
                 )
             high = low + whole - 1
         if len(found) < high - low + 1:

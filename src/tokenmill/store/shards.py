@@ -120,7 +120,7 @@ class FileShards:
         ranges: Sequence[tuple[int, int]],
         between: Callable[[], None] | None = None,
     ) -> list[bytes]:
-        """Return the bytes of ranges of a shard: see the function `read_ranges` of this module."""
+        """Return the bytes of ranges of a shard, as the module-level `read_ranges` does."""
         offset, size, name = int(self.offsets[number]), self.dtype.itemsize, self.names[number]
         found = []
         with self._open(number) as file:
@@ -150,7 +150,7 @@ class FileShards:
         places: Integers,
         between: Callable[[], None] | None,
     ) -> None:
-        """Read rows of a shard: see the function `read_rows` of this module."""
+        """Read rows of a shard. The module-level `read_rows` explains the arguments."""
         memory, size = rows.data.cast("B"), rows.shape[1] * self.dtype.itemsize
         pieces = [memory[place * size : (place + 1) * size] for place in places.tolist()]
         with self._open(number) as file:

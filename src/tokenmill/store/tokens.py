@@ -476,9 +476,11 @@ class _CachedTokens(Tokens):
 def is_same_data(one: Any, other: Any) -> bool:
     """Return whether two identities can belong to the same tokens.
 
-    Their fingerprints must be equal. If both have checksums, and their files have the same lengths,
-    the checksums must be equal too. If the lengths differ, checksums prove nothing: the tokens may
-    have been resharded or converted.
+    An identity is "FINGERPRINT" or, with a manifest, "FINGERPRINT:CUT:SUM". CUT is a hash of the
+    dtype and of the number of tokens in each file. SUM is a hash of the files' checksums.
+
+    The fingerprints must be equal. If both identities have the same CUT, SUM must be equal too. If
+    CUT differs, SUM proves nothing: the tokens may have been resharded or converted.
 
     >>> is_same_data("f:cut:sum", "f:cut:other"), is_same_data("f:cut:sum", "other:cut:sum")
     (False, False)

@@ -140,7 +140,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for one, following in pairwise(self.phases):
             steps = following.step - one.step
             if steps < 1 or following.row != one.row + steps * one.batch_rows:
-                raise ValueError("the phases do not follow each other")
+                raise ValueError("a phase does not start where the phase before it ends")
 
 
 class _Version(msgspec.Struct):

@@ -55,7 +55,7 @@ tokenmill prepare TEXTS --out no/such/folder
     ----------
     data
         A dataset, or several as "NAME=PATH:WEIGHT", as in `tokenmill.train`. By default, the data
-        of the first run.
+        of the first of `runs`.
     runs
         Folders of runs of `tokenmill.train`.
     port

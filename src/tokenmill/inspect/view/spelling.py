@@ -1,11 +1,12 @@
 """Divide ids into the groups that a page shows: one token each, or several that share a character.
 
-Guarantees: the joined texts of all groups are the text of the ids. Tokens that together spell one
+Guarantees: the joined `text` of all groups is the text of the ids. Tokens that together spell one
 character are one group, as are a letter and the tokens of its combining marks, so that the browser
-can draw them. Characters that are invisible, that control a terminal or that reorder text are
-replaced by their names.
+can draw them; but a group has at most `MOST_TOGETHER` tokens. In the `pieces` of a group,
+characters that are invisible, that control a terminal or that reorder text are replaced by their
+names; its `text` keeps them.
 
-Costs: about 10 µs for each token. A group has at most `MOST_TOGETHER` tokens.
+Costs: about 10 µs for each token.
 """
 
 from __future__ import annotations
