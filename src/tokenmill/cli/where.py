@@ -52,7 +52,7 @@ def where(
         find: FILE, FILE:LINE, FILE:byte=BYTE or FILE:row=ROW, a key or its first digits,
         token=TOKEN, document=DOCUMENT, or text to search for.
     kind
-        What WHAT is: file, key, text, token or document. By default, tokenmill works this out.
+        Kind of WHAT: file, key, text, token or document. By default, tokenmill works this out.
     limit
         Number of documents to show.
     run

@@ -33,7 +33,9 @@ class HubFile:
 
     def __post_init__(self) -> None:
         if not all(isinstance(one, str) for one in (self.path, self.digest)):
-            raise not_the_hub(f"a file has the name {self.path!r} and checksum {self.digest!r}")
+            raise not_the_hub(
+                f"a file's name ({self.path!r}) or checksum ({self.digest!r}) is not a string"
+            )
         parts = self.path.replace("\\", "/").split("/")
         if {"", ".", ".."} & set(parts) or ":" in parts[0] or "\0" in self.path:
             raise InputError(

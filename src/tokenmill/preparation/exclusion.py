@@ -170,7 +170,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def parse_entry(key: str, line: bytes) -> Exclusion:
-    """Return the entry in a line that has this key."""
+    """Parse one line of a list. `key` is the line's key, which `read_lines` has already read."""
     with suppress(ValueError, RecursionError):
         return msgspec.structs.replace(_EXCLUSION.decode(line), key=key)
     return Exclusion(key=key)  # another program may have written other entries

@@ -206,7 +206,7 @@ class Marks:
         self._held: Flags = np.empty(0, np.uint8)
 
     def take(self, count: int) -> Flags:
-        """Return the next `count` marks. Any that are missing, if the input changed, are 0."""
+        """Return the next `count` marks. If the input changed, any missing marks are 0."""
         taken = [self._held[:count]]
         self._held = self._held[count:]
         missing = count - len(taken[0])

@@ -261,7 +261,8 @@ class PieceCache:
         """Choose a cache slot for bytes of a piece, and write the slot's record to the index.
 
         Returns the slot's number, where the bytes to write start in the piece, and these bytes.
-        They include stored bytes of the piece, if there is no gap between.
+        They are `data`, joined with the bytes of the piece that the cache already has, unless there
+        is a gap between the two.
         """
         number = self._find_set(key)
         deadline = time.monotonic() + _SET_PATIENCE

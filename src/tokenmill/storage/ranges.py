@@ -99,7 +99,7 @@ class RangeFetcher:
 
 
 class Budget:
-    """How many bytes may be fetched twice: alone, when they are needed, and later with their range.
+    """How many bytes may be fetched twice: once alone, to have them now, and once in their range.
 
     About 2% of all ranges so far, plus 1 MB. There is no lock.
     """

@@ -171,11 +171,12 @@ class Tokenizer(ABC):
         return np.array([self._measure(number) for number in range(self.vocab_size)], np.int64)
 
     def spellings(self) -> Sequence[bytes | None] | None:
-        """Return the bytes of each id, or None, the default.
+        """Return a list with the bytes of each id. The default returns None: there is no such list.
 
-        Return them only if the text of any ids is their bytes, joined. There is one exception: if
-        `decode` drops a space that encoding adds before a text, these bytes include it. An unused id
-        is None. With the bytes, `tokenmill search` compares ids; otherwise it decodes all documents.
+        A list is right only if decoding any ids gives their bytes, joined. There is one exception:
+        if `decode` drops a space that encoding adds before a text, the bytes include that space.
+        The entry of an unused id is None. If there is a list, `tokenmill search` compares ids;
+        otherwise, it decodes all documents.
 
         >>> from tokenmill.tokenizers import load_tokenizer
         >>> load_tokenizer("gpt2").spellings()[:3]

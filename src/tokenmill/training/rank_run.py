@@ -298,7 +298,7 @@ class RankRun:
     def _write_settings(self, state: RunState) -> None:
         """Write the settings and the tokenizer, so that the model can be used without its data.
 
-        Also writes how the run reads its data from `state` on.
+        Also writes how the run reads its data, from the step of `state` onwards.
         """
         phase = RunPhase(
             step=state.step,

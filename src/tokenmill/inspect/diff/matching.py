@@ -153,10 +153,10 @@ def _number(values: Integers) -> Integers:
 
 
 def _match(group: Integers, side: Integers, left: Integers) -> Integers:
-    """Return how many of the documents `left` of each entry have a match in their group.
+    """Match documents of the two sides within each group; return how many matched, by entry.
 
-    The number of matches in a group is that of the documents of its smaller side. The first entries
-    of a group are matched first.
+    `left[n]` is how many documents of entry n are not yet matched. In each group, each document
+    matches one of the other side, until one side has none left. Earlier entries are matched first.
     """
     size = int(group.max()) + 1
     totals = np.zeros((2, size), np.int64)

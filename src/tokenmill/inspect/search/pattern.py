@@ -284,7 +284,10 @@ class TextPattern:
         return fits
 
     def _check_rest(self, ids: AnyIds, hits: Hits) -> Hits:
-        """Return the hits whose ids continue with the rest of a long text, with their true ends."""
+        """Return the hits where all of the searched text occurs, not only its first `CORE` bytes.
+
+        In the result, `last` and `end` are those of the whole text.
+        """
         kept, lasts, ends = [], [], []
         size = len(self._text)
         for number, (first, skip) in enumerate(

@@ -218,9 +218,9 @@ def _fit(value: float) -> float:
 def _sort(
     place: Path, values: npt.NDArray[np.float32], numbers: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], list[str]]:
-    """Return values in ascending order of their numbers, and notes for the user.
+    """Sort losses by the number of their step or row. Returns both, and notes for the user.
 
-    If a number occurs several times, as after a resume, only its last value is kept.
+    If a number occurs several times, as after a resume, only its last loss is kept.
     """
     notes = []
     if (numbers[1:] <= numbers[:-1]).any():

@@ -301,8 +301,11 @@ class Scan:
 
 
 def scan(curve: Curve, threshold: float, watcher: Watcher) -> Scan:
-    """Find the jumps and the worst rows: the steps and rows that exceed their level by `threshold`
-    spreads or more."""
+    """Find the jumps and the worst rows of a curve.
+
+    Jumps are steps whose loss exceeds the expected loss by `threshold` spreads or more. The worst
+    rows are those with the highest excess; `high_rows` counts all rows that reach the threshold.
+    """
     none = np.empty(0)
     stride = 1 + curve.steps // _MOST_LEVELS
     found = Scan(

@@ -199,7 +199,7 @@ def _summarize(number: int, run: RunCurves, shown: Shown) -> dict[str, Any]:
 
 
 def _describe(charts: LossCharts) -> str:
-    """Return what the main chart shows in words, for screen readers."""
+    """Return what the main chart shows, in words, for screen readers."""
     parts = []
     for _, run in charts.visible:
         last = run.metrics.last.get("loss")

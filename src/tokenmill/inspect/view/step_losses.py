@@ -198,10 +198,10 @@ class StepLosses:
         return bucket_steps(first, self._means(first, last), width)
 
     def smooth(self, at: Floats, window: int) -> Floats:
-        """Return the mean of the `window` steps around each step of `at`, which is ascending.
+        """Return, for each step of `at`, the mean loss of the `window` steps around it.
 
-        At the ends of the run, the window has fewer steps. If the range has more than 262,144 steps,
-        the ends of the window are rounded.
+        `at` is ascending. At the ends of the run, a window has fewer steps. If all windows together
+        span more than 262,144 steps, the ends of each are rounded to whole buckets.
         """
         if not len(at):
             return np.empty(0)
