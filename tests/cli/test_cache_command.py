@@ -66,7 +66,7 @@ def test_the_same_command_fetches_nothing_again(data: Path, tmp_path: Path) -> N
 def test_a_cache_that_is_too_small_is_filled_and_the_cure_works(data: Path, tmp_path: Path) -> None:
     small = run("cache", data, "--bytes", str(SET_BYTES), *options(tmp_path))
     assert small.returncode == 0
-    assert "The data takes 12.0 MB, but the cache holds only 8.4 MB. Caching the first 7.5 MB" in (
+    assert "The data take 12.0 MB, but the cache holds only 8.4 MB. Caching the first 7.5 MB" in (
         small.stderr
     )
     assert re.search(r"train +10.0 MB +7.[3-6] MB\n", small.stdout)
@@ -76,7 +76,7 @@ def test_a_cache_that_is_too_small_is_filled_and_the_cure_works(data: Path, tmp_
     cure = re.search(r"pass --bytes (\d+)\.", small.stderr)
     assert cure is not None, small.stderr
     large = run("cache", data, "--bytes", cure[1], *options(tmp_path))
-    assert "The data takes" not in large.stderr
+    assert "The data take" not in large.stderr
     # Copies that belong to another set of the larger cache may first push out a few pieces.
     assert float(re.search(r": ([0-9.]+) MB of 12.0 MB are", large.stdout)[1]) > 10
 
