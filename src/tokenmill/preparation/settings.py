@@ -14,7 +14,7 @@ from tokenmill.errors import UsageError
 from tokenmill.preparation.filters.rules import parse_filters, split_list
 
 EOT_TEXT = "<|endoftext|>"
-_OMITTED = ("compress", "filter")
+_OMITTED = ("compress", "filter", "language", "mask_emails", "mask_ips")
 _TYPE_NAMES = {str: "a string", bool: "True or False", int: "a whole number", float: "a number"}
 
 
@@ -34,6 +34,9 @@ class PrepareArguments(TypedDict, total=False):
     on_bad_text: Literal["repair", "drop", "refuse"]
     skip_bad_files: bool
     filter: str | Sequence[str]
+    language: str | Sequence[str]
+    mask_emails: bool
+    mask_ips: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,13 @@ class PrepareSettings:
         Drop documents by rules: gopher, c4 or fineweb, a rule such as min_words=30, a rule with
         another threshold such as gopher.min_words=30 (or off), script=Latin:0.5, or a function
         my_module:function. May be repeated, or a list with commas.
+    language
+        Drop documents in other languages. Codes such as en,de; any drops none and counts the
+        documents of each language.
+    mask_emails
+        Replace email addresses by <EMAIL>.
+    mask_ips
+        Replace IP addresses by <IP>.
     """
 
     documents: str = "auto"
@@ -95,6 +105,9 @@ class PrepareSettings:
     on_bad_text: Literal["repair", "drop", "refuse"] = "repair"
     skip_bad_files: bool = False
     filter: tuple[str, ...] = ()
+    language: tuple[str, ...] = ()
+    mask_emails: bool = False
+    mask_ips: bool = False
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
