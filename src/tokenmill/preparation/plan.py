@@ -9,9 +9,10 @@ first bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
@@ -20,8 +21,10 @@ import xxhash
 from tokenmill.errors import InputError, UsageError
 from tokenmill.preparation.engine import available_cores
 from tokenmill.preparation.exclusion import Exclude, Exclusions, choose_lists, read_exclusions
+from tokenmill.preparation.judges import JudgeRecipe
 from tokenmill.preparation.key_files import KeyLayout, choose_partitions
 from tokenmill.preparation.memory import DEFAULT_SHARE, LEAST_SHARE, holdable_bytes, machine_memory
+from tokenmill.preparation.plan_judges import describe_judges, plan_judges
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.sources.files import SourceFile
 from tokenmill.sources.find import PassedOver, find_files
@@ -95,6 +98,7 @@ class Plan:
     memory: int  # bytes for all workers together
     hold_limit: int  # bytes of one document that a worker may hold
     limits: Limits = field(default_factory=Limits)
+    judges: tuple[JudgeRecipe, ...] = ()
     exclusions: Exclusions | None = None  # None if no document is to be left out
     are_lists_given: bool = False  # whether the user chose the lists, even if none
 
@@ -126,7 +130,7 @@ class Plan:
     def describe_settings(self) -> dict[str, Any]:
         """Return the settings as the manifest stores them."""
         excluded = {"exclude": self.exclusions.describe()} if self.exclusions else {}
-        return {**self.settings.to_json(), **excluded}
+        return {**self.settings.to_json(), **describe_judges(self.judges), **excluded}
 
     def record(self) -> dict[str, Any]:
         """Return the settings and input that must be the same when a run resumes."""
@@ -186,7 +190,15 @@ def make_plan(
     available = machine_memory() if machine is None else machine
     # If the user set no limit, documents that must be held whole may take half of the memory.
     hold_limit = holdable_bytes((memory or max(total, available // 2)) // workers)
-    parts, step = cut_into_parts(sources, checked, tokenizer.fingerprint, limits, hold_limit)
+    judges = plan_judges(checked)
+    parts, step = cut_into_parts(
+        sources,
+        checked,
+        tokenizer.fingerprint,
+        limits,
+        hold_limit,
+        describe_judges(judges),
+    )
     return Plan(
         settings=checked,
         tokenizer=tokenizer,
@@ -195,6 +207,7 @@ def make_plan(
         passed_over=tuple(passed_over),
         parts=parts,
         step=step,
+        judges=judges,
         workers=workers,
         memory=total,
         hold_limit=hold_limit,
@@ -236,9 +249,11 @@ def cut_into_parts(
     fingerprint: str,
     limits: Limits,
     hold_limit: int,
+    judges: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[tuple[Part, ...], int]:
     """Divide the sources into parts. Returns the parts, and the bytes from one cut to the next.
 
+    `judges` says what decides the verdicts of the judges besides the settings.
     A plain file is cut at the multiples of this number, a Parquet file between row groups; a
     compressed file is not cut. Small files of any kind share a part.
     """
@@ -259,7 +274,7 @@ def cut_into_parts(
         "tokenizer": fingerprint,
         "settings": {
             name: value
-            for name, value in settings.to_json().items()
+            for name, value in {**settings.to_json(), **judges}.items()
             if name not in ("val_fraction", "tokens_per_shard", "skip_bad_files")
         },
     }

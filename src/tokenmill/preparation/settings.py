@@ -6,12 +6,15 @@ Options that never change a byte, such as `workers` and `memory`, are not among 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypedDict, get_args, get_type_hints
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from tokenmill.errors import UsageError
+from tokenmill.preparation.filters.rules import parse_filters, split_list
 
 EOT_TEXT = "<|endoftext|>"
+_OMITTED = ("compress", "filter", "language", "mask_emails", "mask_ips")
 _TYPE_NAMES = {str: "a string", bool: "True or False", int: "a whole number", float: "a number"}
 
 
@@ -30,6 +33,10 @@ class PrepareArguments(TypedDict, total=False):
     compress: Literal["none", "zstd"]
     on_bad_text: Literal["repair", "drop", "refuse"]
     skip_bad_files: bool
+    filter: str | Sequence[str]
+    language: str | Sequence[str]
+    mask_emails: bool
+    mask_ips: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +79,17 @@ class PrepareSettings:
         document, refuse rejects the file.
     skip_bad_files
         Skip files that cannot be read, instead of stopping with an error.
+    filter
+        Drop documents by rules: gopher, c4 or fineweb, a rule such as min_words=30, a rule with
+        another threshold such as gopher.min_words=30 (or off), script=Latin:0.5, or a function
+        my_module:function. May be repeated, or a list with commas.
+    language
+        Drop documents in other languages. Codes such as en,de; any drops none and counts the
+        documents of each language.
+    mask_emails
+        Replace email addresses by <EMAIL>.
+    mask_ips
+        Replace IP addresses by <IP>.
     """
 
     documents: str = "auto"
@@ -86,9 +104,16 @@ class PrepareSettings:
     compress: Literal["none", "zstd"] = "none"
     on_bad_text: Literal["repair", "drop", "refuse"] = "repair"
     skip_bad_files: bool = False
+    filter: tuple[str, ...] = ()
+    language: tuple[str, ...] = ()
+    mask_emails: bool = False
+    mask_ips: bool = False
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
+            if get_origin(kind) is tuple:
+                self._split(name)
+                continue
             allowed = get_args(kind)
             if allowed and getattr(self, name) not in allowed:
                 raise UsageError(
@@ -128,6 +153,18 @@ class PrepareSettings:
                 "`text_field` is empty; give the name of the field that holds the text."
             )
 
+        parse_filters(self.filter)
+
+    def _split(self, name: str) -> None:
+        """Check a setting that is a list, or text with commas, and store it as a tuple."""
+        value = getattr(self, name)
+        listed = [value] if isinstance(value, str) else value
+        if not isinstance(listed, (list, tuple)) or not all(
+            isinstance(one, str) and _is_unicode(one) for one in listed
+        ):
+            raise UsageError(f"`{name}` is {value!r}; it must be text, or a list of texts.")
+        object.__setattr__(self, name, split_list(listed))
+
     @property
     def separator(self) -> bytes | None:
         """The bytes between two documents of a plain text; None if a file is one document.
@@ -145,10 +182,17 @@ class PrepareSettings:
         return text.encode()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as the manifest stores them: without `compress` if it is none."""
+        """Return the settings as the manifest stores them.
+
+        Those that came later than the first datasets are omitted if they have their defaults.
+        """
         settings = asdict(self)
-        compress = settings.pop("compress")
-        return settings if compress == "none" else {**settings, "compress": compress}
+        for field in fields(self):
+            if field.name in _OMITTED and settings[field.name] == field.default:
+                del settings[field.name]
+            elif isinstance(settings[field.name], tuple):
+                settings[field.name] = list(settings[field.name])
+        return settings
 
 
 def _is_unicode(text: str) -> bool:
