@@ -35,6 +35,7 @@ from tokenmill.preparation.exclusion import Exclude, find_list
 from tokenmill.preparation.folder import (
     EXCLUDED_NAME,
     REJECTED_NAME,
+    REMOVED_NAME,
     REPAIRED_NAME,
     PreparationFolder,
 )
@@ -346,6 +347,7 @@ def write_manifest(run: Run, sifted: Sifted, shards: dict[str, list[Shard]]) -> 
     join_reports(sifted.rejected, folder.path / REJECTED_NAME)
     join_reports(sifted.repaired, folder.path / REPAIRED_NAME)
     join_reports(sifted.excluded, folder.path / EXCLUDED_NAME)
+    join_reports(sifted.removed, folder.path / REMOVED_NAME)
     state = orjson.dumps(plan.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
     folder.write(TOKENIZER_NAME, state + b"\n")
     manifest = Manifest(

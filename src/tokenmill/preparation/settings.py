@@ -21,7 +21,8 @@ class PrepareArguments(TypedDict, total=False):
     documents: str
     text_field: str
     normalize: bool
-    dedup: Literal["documents", "lines", "none"]
+    dedup: Literal["documents", "near", "lines", "none"]
+    near_threshold: float
     min_line: int
     val_fraction: float
     tokens_per_shard: int
@@ -52,7 +53,11 @@ class PrepareSettings:
         Clean the text: convert Unicode to NFC; clean up line ends, control characters and white
         space.
     dedup
-        Duplicates to remove: documents, lines or none. The first copy stays.
+        Duplicates to remove: documents, near (equal documents, then similar ones), lines or none.
+        The first copy stays.
+    near_threshold
+        Similarity from which documents are near duplicates: the share of runs of five words that
+        two documents have in common. Used only if `dedup` is near.
     min_line
         Length, in characters, of the shortest repeated line to remove. Used only if `dedup` is
         lines.
@@ -77,7 +82,8 @@ class PrepareSettings:
     documents: str = "auto"
     text_field: str = "text"
     normalize: bool = True
-    dedup: Literal["documents", "lines", "none"] = "documents"
+    dedup: Literal["documents", "near", "lines", "none"] = "documents"
+    near_threshold: float = 0.8
     min_line: int = 20
     val_fraction: float = 0.01
     tokens_per_shard: int = 100_000_000
@@ -105,6 +111,10 @@ class PrepareSettings:
         if not 0 <= self.val_fraction < 1:
             raise UsageError(
                 f"`val_fraction` is {self.val_fraction}; it must be at least 0 and below 1."
+            )
+        if not 0.3 <= self.near_threshold <= 1:
+            raise UsageError(
+                f"`near_threshold` is {self.near_threshold}; it must be at least 0.3, and at most 1."
             )
         if not 1 <= self.tokens_per_shard < 1 << 62:
             raise UsageError(
@@ -145,10 +155,20 @@ class PrepareSettings:
         return text.encode()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as the manifest stores them: without `compress` if it is none."""
+        """Return the settings as the manifest stores them.
+
+        Omits `compress` if it is none, and `near_threshold` if near duplicates stay.
+        """
         settings = asdict(self)
-        compress = settings.pop("compress")
+        compress, threshold = settings.pop("compress"), settings.pop("near_threshold")
+        if self.dedup == "near":
+            settings["near_threshold"] = threshold
         return settings if compress == "none" else {**settings, "compress": compress}
+
+    @property
+    def removes_repeats(self) -> bool:
+        """Whether equal documents are removed."""
+        return self.dedup in ("documents", "near")
 
 
 def _is_unicode(text: str) -> bool:

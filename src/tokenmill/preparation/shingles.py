@@ -29,7 +29,11 @@ WORDS = 5  # in a shingle
 MOST = 1 << 18  # shingles of a set; larger sets are sampled
 _SLICE = 256 << 10  # bytes to handle at once: larger arrays would not fit in the processor's cache
 _LONGEST = 64  # bytes of a word
-_LETTER, _SINGLE, _INSIDE = 1, 2, 3  # what a byte is: of a word, the start of a one-character word, its rest
+_LETTER, _SINGLE, _INSIDE = (
+    1,
+    2,
+    3,
+)  # what a byte is: of a word, the start of a one-character word, its rest
 
 _LENGTH, _FIRST, _NEXT, _JOIN, _LAST = (
     np.uint64(number)
@@ -169,7 +173,9 @@ class _Words:
             inside = kinds[:-1] != 0
             starts = np.flatnonzero(begins)
             ends = np.flatnonzero(inside & (begins[1:] | (kinds[1:] == 0))) + 1
-        self.is_open = bool(len(ends)) and int(ends[-1]) == len(text) and kinds[len(text) - 1] == _LETTER
+        self.is_open = (
+            bool(len(ends)) and int(ends[-1]) == len(text) and kinds[len(text) - 1] == _LETTER
+        )
         lengths = ends - starts
         if len(lengths) and lengths.max() > _LONGEST:
             pieces = -(-lengths // _LONGEST)
