@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import mmap
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,7 @@ class ChooseRemovals:
             reserve(file, max(1, size))
             bundle.write("removed", b"")
             with closing(mmap.mmap(file.fileno(), max(1, size))) as gone:
-                for edges in self._read():
+                for edges in read_by_document(self.folder / name for name in self.edges):
                     removed = _choose(edges, gone)
                     bundle.write("removed", removed.data)
                     parts = catalog.bases.searchsorted(removed["later"], "right") - 1
@@ -73,18 +73,18 @@ class ChooseRemovals:
                 {"documents": catalog.total, "starts": starts, "spanning": spanning}
             )
 
-    def _read(self) -> Iterator[Edges]:
-        """Yield the edges of all files in order. The edges of a document are in one array."""
-        held = np.zeros(0, EDGE)
-        for name in self.edges:
-            path = self.folder / name
-            with path.open("rb") as file:
-                for edges in read_edges(file, path):
-                    joined = np.concatenate((held, edges))
-                    cut = int(joined["later"].searchsorted(joined["later"][-1]))
-                    yield joined[:cut]
-                    held = joined[cut:]
-        yield held
+
+def read_by_document(paths: Iterable[Path]) -> Iterator[Edges]:
+    """Yield the edges in some files in order. The edges of a later document are in one array."""
+    held = np.zeros(0, EDGE)
+    for path in paths:
+        with path.open("rb") as file:
+            for edges in read_edges(file, path):
+                joined = np.concatenate((held, edges))
+                cut = int(joined["later"].searchsorted(joined["later"][-1]))
+                yield joined[:cut]
+                held = joined[cut:]
+    yield held
 
 
 def _is_gone(gone: mmap.mmap, number: int) -> bool:
