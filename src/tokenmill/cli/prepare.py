@@ -21,7 +21,12 @@ from tokenmill.cli.console import (
 from tokenmill.cli.flags import name_flags
 from tokenmill.cli.opening import parse_path, parse_paths
 from tokenmill.errors import UsageError
-from tokenmill.preparation.folder import EXCLUDED_NAME, REJECTED_NAME, REPAIRED_NAME
+from tokenmill.preparation.folder import (
+    EXCLUDED_NAME,
+    REJECTED_NAME,
+    REMOVED_NAME,
+    REPAIRED_NAME,
+)
 from tokenmill.preparation.plan import Plan, make_plan
 from tokenmill.preparation.prepare import Report
 from tokenmill.preparation.prepare import prepare as prepare_dataset
@@ -181,6 +186,8 @@ def show_report(report: Report, seconds: float) -> None:
         show(f"Skipped: {one_line(entry['source'])}: {one_line(name_flags(entry['reason']))}.")
     if (report.path / EXCLUDED_NAME).exists():
         show(f"Excluded documents are listed in {report.path / EXCLUDED_NAME}.")
+    if (report.path / REMOVED_NAME).exists():
+        show(f"Near duplicates are listed in {report.path / REMOVED_NAME}.")
     if (report.path / REJECTED_NAME).exists():
         show(f"Rejected records are listed in {report.path / REJECTED_NAME}.")
     per_token = ledger["characters"] / max(1, ledger["tokens"])

@@ -9,8 +9,8 @@ Guarantees, if `verify` finds no problem in a prepared dataset:
 - The counts in the manifest add up.
 
 For other formats, see `_examine_foreign`. `verify` does not stop at the first problem, but reports
-at most a few problems per file. The reports `rejected.jsonl`, `repaired.jsonl` and `excluded.jsonl`
-have no checksums and are not checked.
+at most a few problems per file. The reports `rejected.jsonl`, `repaired.jsonl`, `excluded.jsonl`
+and `removed.jsonl.zst` have no checksums and are not checked.
 
 Costs: shards are read once, or twice if they are compressed, at the speed of the disk. Memory is
 some tens of megabytes for shards of any size; `verify_split` has the details.
@@ -40,7 +40,13 @@ from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
 from tokenmill.store.shards import Shards
 
-REPORT_NAMES = ("rejected.jsonl", "repaired.jsonl", "excluded.jsonl", "dropped.jsonl")
+REPORT_NAMES = (
+    "rejected.jsonl",
+    "repaired.jsonl",
+    "excluded.jsonl",
+    "dropped.jsonl",
+    "removed.jsonl.zst",
+)
 MOST_NOTES = 20
 
 

@@ -25,6 +25,7 @@ from tokenmill.preparation.examples import ChooseExamples, Example, Examples, li
 from tokenmill.preparation.judges import name_reasons
 from tokenmill.preparation.key_files import KeyLayout, KeyWriter, PartMarks
 from tokenmill.preparation.ledger import sum_up
+from tokenmill.preparation.near import NearDuplicates, find_near
 from tokenmill.preparation.pack import Sifted
 from tokenmill.preparation.partitions import KeyFiles, ListedKeys, MarkRepeats
 from tokenmill.preparation.plan import Plan, hash_names
@@ -186,7 +187,7 @@ def sift(run: Run, segments: Bundles) -> Sifted:
     plan, folder, receipts = run.plan, run.folder, segments.receipts
     spanning = _hash_spanning(run, segments)
     marks: list[PartMarks] | list[None] = [None] * len(receipts)
-    listed, repeats = _save_listed(run), plan.settings.dedup == "documents"
+    listed, repeats = _save_listed(run), plan.settings.removes_repeats
     if repeats or listed:
         with_keys = receipts if repeats else _collect_keys(run, segments)
         stage = f"finding {'repeated' if repeats else 'excluded'} documents"
@@ -194,7 +195,10 @@ def sift(run: Run, segments: Bundles) -> Sifted:
         marks, spanning = _mark(
             run, stage, "keys", with_keys, counts, spanning, repeats=repeats, listed=listed
         )
-    tasks = _plan_sifting(run, segments, marks, spanning)
+    near = None
+    if plan.settings.dedup == "near":
+        near, spanning = find_near(run, segments, [one for one in marks if one], spanning)
+    tasks = _plan_sifting(run, segments, marks, spanning, near)
     total = RECORD.itemsize * sum(receipt["facts"]["records"] for receipt in receipts)
     fates = complete_bundles(run, "choosing documents", FateReceipt, tasks, total)
     for receipt, decided in zip(receipts, fates, strict=True):
@@ -208,7 +212,7 @@ def sift(run: Run, segments: Bundles) -> Sifted:
             for receipt in fates
             if kind in receipt["files"]
         ]
-        for kind in ("rejected", "repaired", "excluded")
+        for kind in ("rejected", "repaired", "excluded", "removed")
     }
     ledger["set_aside"] = [
         {"source": plan.sources[number].path, "reason": reason}
@@ -292,7 +296,11 @@ def _hash_spanning(run: Run, segments: Bundles) -> list[Whole]:
 
 
 def _plan_sifting(
-    run: Run, segments: Bundles, marks: Sequence[PartMarks | None], spanning: Sequence[Whole]
+    run: Run,
+    segments: Bundles,
+    marks: Sequence[PartMarks | None],
+    spanning: Sequence[Whole],
+    near: NearDuplicates | None,
 ) -> list[SiftSegment]:
     """Return a task for each segment, to decide which documents to keep and in which split."""
     plan, receipts = run.plan, segments.receipts
@@ -306,7 +314,7 @@ def _plan_sifting(
     lines_before = list(count_lines_before(plan, receipts))
     # The fates of a segment depend on all segments, so the names of their bundles must, too.
     names = ["fates", str(plan.settings.val_fraction), fingerprint(receipts)]
-    context = hash_names(*names, *plan.exclusion_names)
+    context = hash_names(*names, *plan.exclusion_names, *([near.identity] if near else []))
     return [
         SiftSegment(
             name=hash_names(context, receipt["name"]),
@@ -314,6 +322,8 @@ def _plan_sifting(
             segment=segment,
             val_fraction=plan.settings.val_fraction,
             marks=marks[number],
+            near=near.removals.of(number) if near else None,
+            removals=near.reporter if near else None,
             begins=begins.get(number),
             continued=continued.get(number, DROPPED),
             reporter=Reporter(

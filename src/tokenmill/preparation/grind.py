@@ -42,6 +42,8 @@ from tokenmill.preparation.segment import (
     Receipt,
     has_key,
 )
+from tokenmill.preparation.shingle_sets import SetWriter
+from tokenmill.preparation.shingles import Shingler
 from tokenmill.preparation.texts import MOST_REPLACED, Encoder, Texts, clean_chunk
 from tokenmill.sources.files import BadFileError
 from tokenmill.sources.records import Chunk
@@ -161,12 +163,15 @@ class _Segment:
         self.ledger_counts: Counter[str] = Counter()
         self.remover: LineRemover | None = None
         self.keys: KeyWriter | None = None
+        self.sets: SetWriter | None = None
         settings = task.settings
         if task.repeated_lines is not None:
             marks = Marks(task.repeated_lines.read())
             self.remover = LineRemover(marks, settings.min_line, tidy=settings.normalize)
-        if settings.dedup == "documents":
+        if settings.removes_repeats:
             self.keys = KeyWriter(task.keys, partial(bundle.write, "keys"))
+        if settings.dedup == "near":
+            self.sets = SetWriter(bundle.write)
         for file in ("tokens", "docs"):
             bundle.write(file, b"")
 
@@ -330,11 +335,12 @@ class _Segment:
             lines = texts.marks["line"].astype(np.int64)
             lines[lines > 0] += part_chunk.lines_before
             records["line"] = np.where(lines < 1 << 32, lines, 0)
-        self._close_and_open(views, records, chunk.continues, chunk.unfinished)
+        self._close_and_open(texts, views, records, chunk.continues, chunk.unfinished)
 
     def _close_and_open(
         self,
-        texts: Sequence[Any],
+        texts: Texts,
+        views: Sequence[Any],
         records: npt.NDArray[np.void],
         continues: bool,
         unfinished: bool,
@@ -344,23 +350,27 @@ class _Segment:
         If the first text `continues` a document, or the last text is `unfinished`, the records of
         that document's fragments are joined, and its text is kept.
         """
-        first, last = 0, len(texts)
+        first, last = 0, len(views)
         if continues:
             if self.open is None:
                 self.open = _OpenDocument(records[0].copy(), CONTINUES, None)
             else:
                 self.open.add(records[0])
-            self._keep_text(texts[0])
+            self._keep_text(views[0])
             first = 1
             if not (unfinished and last == 1):
                 self._write_records([self._close()])
         if unfinished and last > first:
             last -= 1
+        if self.sets is not None and first < last:
+            self.sets.add_texts(*texts.join(first, last), record=self.records)
         self._write_records(records[first:last])
-        if unfinished and last < len(texts):
+        if unfinished and last < len(views):
             hearing = self.panel.begin() if self.panel else None
             self.open = _OpenDocument(records[last].copy(), 0, hearing)
-            self._keep_text(texts[last])
+            if self.sets is not None:
+                self.open.shingler = Shingler()
+            self._keep_text(views[last])
 
     def _keep_text(self, text: Any) -> None:
         assert self.open is not None
@@ -376,6 +386,9 @@ class _Segment:
         if not self.open.flags & CONTINUES:
             # The whole document is in this part, so its key is known and its text is not needed.
             self.bundle.cut_back("text", int(record["text"]))
+            shingler = None if record["flags"] & BAD_TEXT else self.open.shingler
+            if self.sets is not None and shingler is not None:
+                self.sets.add(shingler, self.records)
         self.open = None
         return record
 
@@ -426,6 +439,7 @@ class _OpenDocument:
         self.hash = xxhash.xxh3_128()
         self.hearing = hearing  # None if the document is not judged here
         self.beginning = bytearray()
+        self.shingler: Shingler | None = None
 
     @property
     def is_bad(self) -> bool:
@@ -434,6 +448,8 @@ class _OpenDocument:
     def keep(self, text: Any) -> None:
         """Take the text of the next fragment."""
         self.hash.update(text)
+        if self.shingler is not None:
+            self.shingler.add(text)
         if self.hearing is not None:
             self.hearing.add(text)
             self.beginning += text[: max(0, SHOWN_BYTES - len(self.beginning))]

@@ -33,6 +33,7 @@ Flags = npt.NDArray[np.uint8]  # marks: 0, or one of the next two
 
 REPEATED = 1  # an equal key is earlier in the input
 LISTED = 2  # the key is listed, and the document is to be left out; it may be a repeat, too
+NEAR = 3  # the document is a near duplicate of one that stays; mark files do not have this mark
 
 _KEY_BYTES, _PARTITION_BYTES, _START_BYTES = 16, 2, 8
 MOST_PARTITIONS = 1024

@@ -130,6 +130,7 @@ class Sifted:
     repaired: list[Path]  # the segments' reports about repaired documents
     excluded: list[Path]  # the segments' reports about excluded documents
     examples: bytes  # the report about the documents that judges dropped
+    removed: list[Path]  # the segments' reports about near duplicates
 
 
 def plan_shards(

@@ -36,6 +36,7 @@ from tokenmill.preparation.folder import (
     DROPPED_NAME,
     EXCLUDED_NAME,
     REJECTED_NAME,
+    REMOVED_NAME,
     REPAIRED_NAME,
     PreparationFolder,
 )
@@ -351,6 +352,7 @@ def write_manifest(run: Run, sifted: Sifted, shards: dict[str, list[Shard]]) -> 
         folder.write(DROPPED_NAME, sifted.examples)
     else:
         (folder.path / DROPPED_NAME).unlink(missing_ok=True)
+    join_reports(sifted.removed, folder.path / REMOVED_NAME)
     state = orjson.dumps(plan.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
     folder.write(TOKENIZER_NAME, state + b"\n")
     manifest = Manifest(

@@ -66,10 +66,10 @@ def mark_repeats(tables: Iterable[Keys], total: int, marks: Path, spill: Path, l
 def clear_marks(marks: Path, total: int) -> None:
     """Make the file `marks`, with a 0 for each key."""
     with marks.open("wb") as empty:
-        _reserve(empty, total)
+        reserve(empty, total)
 
 
-def _reserve(file: BinaryIO, size: int) -> None:
+def reserve(file: BinaryIO, size: int) -> None:
     """Fill a new file with zeros that are allocated on the disk.
 
     If the file had holes, a full disk would kill the process at a write into its memory map.

@@ -52,6 +52,7 @@ Records = npt.NDArray[np.void]  # of RECORD
 
 
 Receipt = dict[str, Any]
+_KEY_BYTES = 16
 _Skipped = list[tuple[Count, str]]  # bad files: the number of the source, and its fault
 
 
@@ -104,6 +105,32 @@ class _MarkFacts(TypedDict):
     spanning: list[tuple[Count, Count]]  # the first part of a spanning document, and its mark
 
 
+class _SetFacts(TypedDict):
+    documents: Count
+
+
+class _BandFacts(TypedDict):
+    keys: Count
+    documents: Count
+
+
+class _PairFacts(TypedDict):
+    pairs: Count
+
+
+class _EdgeFacts(TypedDict):
+    edges: Count
+    fresh: Count  # found in this round
+
+
+class _RemovalFacts(TypedDict):
+    documents: Count
+    starts: list[
+        Count
+    ]  # where the removed documents of each part begin, and where the last ones end
+    spanning: list[Count]  # the first part of each removed document that spans parts
+
+
 class _FateFacts(TypedDict):
     records: Count
     tokens: list[Count]  # for each split
@@ -131,7 +158,8 @@ class SegmentReceipt(TypedDict):
 
     name: str
     files: dict[
-        Literal["tokens", "docs", "keys", "rejected", "text", "examples"], tuple[Count, str]
+        Literal["tokens", "docs", "keys", "rejected", "text", "examples", "shingles", "sets"],
+        tuple[Count, str],
     ]
     facts: _SegmentFacts
 
@@ -152,15 +180,62 @@ class MarkReceipt(TypedDict):
     facts: _MarkFacts
 
 
+class SetReceipt(TypedDict):
+    """The receipt of the shingle sets of some documents that span parts."""
+
+    name: str
+    files: dict[Literal["shingles", "sets"], tuple[Count, str]]
+    facts: _SetFacts
+
+
+class BandReceipt(TypedDict):
+    """The receipt of the band hashes of the documents of some parts."""
+
+    name: str
+    files: dict[Literal["bands"], tuple[Count, str]]
+    facts: _BandFacts
+
+
+class PairReceipt(TypedDict):
+    """The receipt of pairs of documents that may be similar."""
+
+    name: str
+    files: dict[Literal["pairs"], tuple[Count, str]]
+    facts: _PairFacts
+
+
+class EdgeReceipt(TypedDict):
+    """The receipt of verified pairs of similar documents."""
+
+    name: str
+    files: dict[Literal["edges"], tuple[Count, str]]
+    facts: _EdgeFacts
+
+
+class RemovalReceipt(TypedDict):
+    """The receipt of the near duplicates to remove."""
+
+    name: str
+    files: dict[Literal["gone", "removed"], tuple[Count, str]]
+    facts: _RemovalFacts
+
+
 class FateReceipt(TypedDict):
     """The receipt of a segment's fates: the split of each document, or that it is dropped."""
 
     name: str
-    files: dict[Literal["fates", "rejected", "repaired", "excluded"], tuple[Count, str]]
+    files: dict[Literal["fates", "rejected", "repaired", "excluded", "removed"], tuple[Count, str]]
     facts: _FateFacts
 
 
 _READ_BYTES = 4 << 20
+SET_BYTES, EDGE_BYTES = 16, 24  # of an entry in the files `sets`, and `edges` or `removed`
+# The files whose entries have a fixed size, with their count among the facts.
+_COUNTED = {
+    SetReceipt: ("sets", "documents", SET_BYTES),
+    EdgeReceipt: ("edges", "edges", EDGE_BYTES),
+}
+_KEYED = {BandReceipt: ("bands", "keys"), PairReceipt: ("pairs", "pairs")}
 
 
 class Bundle:
@@ -218,6 +293,19 @@ def find_bundle(folder: Path, name: str, kind: type[Any], layout: KeyLayout) -> 
         is_right = sizes == {"keys": layout.size(facts["keys"])}
     elif kind is MarkReceipt:
         is_right = sizes == {"marks": mark_file_size(facts["runs"], facts["keys"])}
+    elif kind in _COUNTED:
+        file, fact, entry = _COUNTED[kind]
+        is_right = sizes.get(file) == entry * facts[fact]
+    elif kind in _KEYED:
+        file, fact = _KEYED[kind]
+        is_right = sizes.get(file, -1) >= _KEY_BYTES * facts[fact]
+    elif kind is RemovalReceipt:
+        starts = facts["starts"]
+        is_right = (
+            sizes.get("removed") == EDGE_BYTES * starts[-1]
+            and sizes.get("gone", 0) == -(-facts["documents"] // 8)
+            and sorted(starts) == starts
+        )
     elif kind is FateReceipt:
         is_right = sizes.get("fates") == facts["records"] and len(facts["tokens"]) == 2
     else:
@@ -225,6 +313,7 @@ def find_bundle(folder: Path, name: str, kind: type[Any], layout: KeyLayout) -> 
             "tokens" in sizes
             and sizes.get("docs") == facts["records"] * RECORD.itemsize
             and sizes.get("keys", 0) == layout.size(facts["keys"])
+            and sizes.get("sets", SET_BYTES * facts["keys"]) == SET_BYTES * facts["keys"]
         )
     return receipt if is_right else None
 

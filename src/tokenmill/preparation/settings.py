@@ -24,7 +24,8 @@ class PrepareArguments(TypedDict, total=False):
     documents: str
     text_field: str
     normalize: bool
-    dedup: Literal["documents", "lines", "none"]
+    dedup: Literal["documents", "near", "lines", "none"]
+    near_threshold: float
     min_line: int
     val_fraction: float
     tokens_per_shard: int
@@ -59,7 +60,11 @@ class PrepareSettings:
         Clean the text: convert Unicode to NFC; clean up line ends, control characters and white
         space.
     dedup
-        Duplicates to remove: documents, lines or none. The first copy stays.
+        Duplicates to remove: documents, near (equal documents, then similar ones), lines or none.
+        The first copy stays.
+    near_threshold
+        Similarity from which documents are near duplicates: the share of runs of five words that
+        two documents have in common. Used only if `dedup` is near.
     min_line
         Length, in characters, of the shortest repeated line to remove. Used only if `dedup` is
         lines.
@@ -95,7 +100,8 @@ class PrepareSettings:
     documents: str = "auto"
     text_field: str = "text"
     normalize: bool = True
-    dedup: Literal["documents", "lines", "none"] = "documents"
+    dedup: Literal["documents", "near", "lines", "none"] = "documents"
+    near_threshold: float = 0.8
     min_line: int = 20
     val_fraction: float = 0.01
     tokens_per_shard: int = 100_000_000
@@ -130,6 +136,10 @@ class PrepareSettings:
         if not 0 <= self.val_fraction < 1:
             raise UsageError(
                 f"`val_fraction` is {self.val_fraction}; it must be at least 0 and below 1."
+            )
+        if not 0.3 <= self.near_threshold <= 1:
+            raise UsageError(
+                f"`near_threshold` is {self.near_threshold}; it must be at least 0.3, and at most 1."
             )
         if not 1 <= self.tokens_per_shard < 1 << 62:
             raise UsageError(
@@ -192,7 +202,14 @@ class PrepareSettings:
                 del settings[field.name]
             elif isinstance(settings[field.name], tuple):
                 settings[field.name] = list(settings[field.name])
+        if self.dedup != "near":
+            del settings["near_threshold"]
         return settings
+
+    @property
+    def removes_repeats(self) -> bool:
+        """Whether equal documents are removed."""
+        return self.dedup in ("documents", "near")
 
 
 def _is_unicode(text: str) -> bool:

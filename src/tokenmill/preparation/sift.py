@@ -19,7 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.preparation.engine import Worker
-from tokenmill.preparation.key_files import LISTED, REPEATED, Flags, Marks, PartMarks
+from tokenmill.preparation.key_files import LISTED, NEAR, REPEATED, Flags, Marks, PartMarks
+from tokenmill.preparation.near_choice import PartRemovals
+from tokenmill.preparation.near_edges import EDGE, Edges
+from tokenmill.preparation.near_reports import RemovalReporter
 from tokenmill.preparation.reports import Reporter, SourceCounts
 from tokenmill.preparation.segment import (
     BAD_TEXT,
@@ -37,6 +40,7 @@ from tokenmill.preparation.spanning import Whole
 
 SPLITS = ("train", "val")
 DROPPED = 0  # the fate of a document that is not dropped is 1 + the number of its split
+NEAR_DUPLICATE = "near duplicate"  # in the ledger
 EXCLUDED = "excluded"  # in the ledger, the reason of documents that the user listed
 _SALT = np.uint64(0x746F6B656E6D696C)  # the ASCII codes of "tokenmil"
 
@@ -70,6 +74,8 @@ class SiftSegment:
     segment: Path
     val_fraction: float
     marks: PartMarks | None  # None: equal documents are all kept, and none is listed
+    near: PartRemovals | None  # None: no document is a near duplicate
+    removals: RemovalReporter | None
     begins: Whole | None  # the document that begins here and ends in a later part
     continued: int  # the fate of the document that begins in an earlier part
     reporter: Reporter
@@ -83,41 +89,86 @@ class SiftSegment:
             totals, sources = Totals(), SourceCounts()
             for line in self.reporter.list_rejections(self.segment):
                 bundle.write("rejected", line)
-            for records, fates, excluded in self._decide(totals):
+            for records, fates, excluded, removed, edges in self._decide(totals):
                 bundle.write("fates", fates.data)
                 sources.add(records)
                 for line in self.reporter.list_repairs(records[fates != DROPPED], self.begins):
                     bundle.write("repaired", line)
                 for line in self.reporter.list_excluded(records[excluded], self.begins):
                     bundle.write("excluded", line)
+                if self.removals is not None and len(edges):
+                    begins = self.begins if self._begins_in(records[removed]) else None
+                    lines = self.removals.list_removed(records[removed], edges, begins)
+                    bundle.write("removed", compress(b"".join(lines)))
                 for number in range(len(SPLITS)):
                     totals.tokens[number] += int(records["length"][fates == 1 + number].sum())
                 totals.records += len(records)
                 worker.report(records.nbytes)
             return bundle.finish(vars(totals) | {"sources": sources.entries})
 
-    def _decide(self, totals: Totals) -> Iterator[tuple[Records, Fates, Mask]]:
+    def _begins_in(self, records: Records) -> bool:
+        """Return whether the last of some records is the document that ends in a later part."""
+        return self.begins is not None and bool((records["flags"][-1:] & UNFINISHED).any())
+
+    def _decide(self, totals: Totals) -> Iterator[tuple[Records, Fates, Mask, Mask, Edges]]:
         """Yield the segment's records and their fates, some at a time. Counts them in `totals`.
 
         A fate is 0 if the document is dropped, 1 for train, 2 for val. The third array says which
-        records begin a document that is excluded.
+        records begin a document that is excluded, and the fourth which begin a near duplicate. The
+        edges say which documents these resemble.
         """
+        near = _NearMarks(self.near, self.records)
         marks = Marks(self.marks.read() if self.marks is not None else ())
         for records in read_document_records(self.segment, self.records):
             known = has_key(records)
             marked = np.zeros(len(records), np.uint8)
-            marked[known] = marks.take(int(np.count_nonzero(known)))
+            own = marks.take(int(np.count_nonzero(known)))
+            edges = near.mark(own)
+            marked[known] = own
             starts = (records["flags"] & CONTINUES) == 0
-            documents, marked = records[starts], marked[starts]
-            if self.begins is not None and documents["flags"][-1:] & UNFINISHED:
-                documents[-1:] = self.begins.record()
+            if self.begins is not None and self._begins_in(records[starts]):
                 marked[-1] = self.begins.mark
+                edges = np.concatenate((edges, near.mark(marked[-1:])))
+            documents, removed = records[starts], marked == NEAR
+            if self.begins is not None and self._begins_in(documents):
+                documents[-1:] = self.begins.record()
+            marked = marked[starts]
             fates = np.full(len(records), self.continued, np.uint8)
             excluded = np.zeros(len(records), np.bool_)
             fates[starts], excluded[starts] = choose_fates(
                 documents, marked, self.val_fraction, totals, self.reasons
             )
-            yield records, fates, excluded
+            yield records, fates, excluded, removed, edges
+
+
+class _NearMarks:
+    """Marks the near duplicates among the documents of a part, in order."""
+
+    def __init__(self, near: PartRemovals | None, limit: int) -> None:
+        self._edges = near.read(limit) if near is not None else iter(())
+        self._number = near.base if near is not None else 0
+        self._held = np.zeros(0, EDGE)
+
+    def mark(self, marks: Flags) -> Edges:
+        """Mark the near duplicates among the next documents. Returns an edge for each."""
+        end = self._number + len(marks)
+        while not len(self._held) or self._held["later"][-1] < end:
+            more = next(self._edges, None)
+            if more is None:
+                break
+            self._held = np.concatenate((self._held, more))
+        count = int(self._held["later"].searchsorted(np.uint64(end)))
+        found, self._held = self._held[:count], self._held[count:]
+        marks[found["later"].astype(np.int64) - self._number] = NEAR
+        self._number = end
+        return found
+
+
+def compress(data: bytes) -> bytes:
+    """Return a zstd frame. Several frames, one after the other, are a file for `zstd -d`."""
+    import zstandard
+
+    return zstandard.ZstdCompressor().compress(data)
 
 
 @dataclass
@@ -150,9 +201,9 @@ def choose_fates(
 ) -> tuple[Fates, Mask]:
     """Return the fate of each document: 0 if it is dropped, 1 for train, 2 for val.
 
-    `marks` say which documents are listed, and which others repeat an earlier one. `reasons` are
-    those of the judges. Also returns which documents are excluded, because they are listed. Adds all
-    documents to `totals`.
+    `marks` say which documents are listed, and which others repeat or resemble an earlier one.
+    `reasons` are those of the judges. Also returns which documents are excluded, because they are
+    listed. Adds all documents to `totals`.
     """
     bad = (records["flags"] & BAD_TEXT) != 0
     judged = ~bad & (records["flags"] >= REASON)
@@ -167,13 +218,15 @@ def choose_fates(
     usable = ~bad & ~empty & ~mute
     excluded = usable & (marks == LISTED)
     twice = usable & (marks == REPEATED)
-    kept = usable & ~excluded & ~twice
+    near = usable & (marks == NEAR)
+    kept = usable & ~excluded & ~twice & ~near
     for reason, mask in (
         ("invalid UTF-8", bad & ~judged),
         ("only repeated lines", empty),
         ("no tokens", mute),
         (EXCLUDED, excluded),
         ("duplicate", twice),
+        (NEAR_DUPLICATE, near),
     ):
         totals.drop(reason, int(np.count_nonzero(mask)), int(records["raw"][mask].sum()))
     chosen = records[kept]

@@ -119,6 +119,15 @@ class Texts:
         starts, ends = self._borders
         return [view[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
 
+    def join(self, first: int, stop: int) -> tuple[bytes, Places, Places]:
+        """Return a block that has `texts[first:stop]`, and where each starts and ends in it."""
+        if self.block is not None:
+            starts, ends = self._borders
+            return self.block, starts[first:stop], ends[first:stop]
+        sizes = self.text_sizes[first:stop]
+        ends = np.cumsum(sizes + 1) - 1
+        return b"\0".join(self.texts[first:stop]), ends - sizes, ends
+
     @property
     def characters(self) -> Places:
         """The number of characters in each document."""

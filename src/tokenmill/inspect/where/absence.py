@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from io import BufferedReader
+from typing import Any, BinaryIO, cast
 
 import orjson
 
@@ -19,9 +20,9 @@ from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.inspect.where.keys import find_key
 from tokenmill.inspect.where.source_record import SourceRecord
-from tokenmill.preparation.folder import EXCLUDED_NAME, REJECTED_NAME
+from tokenmill.preparation.folder import EXCLUDED_NAME, REJECTED_NAME, REMOVED_NAME
 from tokenmill.preparation.settings import PrepareSettings
-from tokenmill.preparation.sift import EXCLUDED
+from tokenmill.preparation.sift import EXCLUDED, NEAR_DUPLICATE
 from tokenmill.progress import Watcher
 from tokenmill.storage.decoding import parse_json
 from tokenmill.storage.reading import DamagedFileError, open_inside
@@ -89,8 +90,12 @@ def explain(
         detail = "all its lines that are long enough are earlier in the input"
         return Reason(reason="only repeated lines", detail=detail)
     twins = tuple(find_key(dataset, record.key, most=_TWINS, watcher=watcher))
-    if twins and settings.dedup == "documents":
+    if twins and settings.removes_repeats:
         return Reason(reason="duplicate", detail="its text is in the dataset already", twins=twins)
+    if is_source and settings.dedup == "near":
+        for entry in _read_report(dataset, REMOVED_NAME, record.key.encode()):
+            if entry.get("key") == record.key:
+                return _resembles(dataset, entry, watcher)
     if settings.eot == "none" and _has_no_tokens(dataset, record):
         return Reason(reason="no tokens", detail="the tokenizer removes all of its text")
     if not is_source:
@@ -103,6 +108,17 @@ def explain(
         "the dataset was changed"
     )
     return Reason(reason=UNKNOWN, detail=detail, twins=twins)
+
+
+def _resembles(dataset: Dataset, entry: dict[str, Any], watcher: Watcher | None) -> Reason:
+    """Return the reason for a near duplicate, from its entry in the list of removed documents."""
+    other, alike = entry.get("resembles"), entry.get("similarity")
+    key = other.get("key") if isinstance(other, dict) else None
+    if not isinstance(key, str) or not isinstance(alike, float | int):
+        return Reason(reason=NEAR_DUPLICATE, detail="it resembles a document of the dataset")
+    twins = () if watcher is None else tuple(find_key(dataset, key, most=1, watcher=watcher))
+    detail = f"it resembles the document with the key {key}; their similarity is {alike:.3f}"
+    return Reason(reason=NEAR_DUPLICATE, detail=detail, twins=twins)
 
 
 def _is_listed(dataset: Dataset, source: str, place: int) -> bool:
@@ -125,10 +141,10 @@ def find_report(
 ) -> tuple[int | None, Reason] | None:
     """Return the offset of a record and why it is absent, from the lists in the dataset.
 
-    The lists have the rejected and the excluded records. The record is the one in line `line` of the
+    The lists have the rejected and the excluded records, and the near duplicates. The record is the one in line `line` of the
     source, or the one at `place`: its offset in bytes or its row.
     """
-    for name in (REJECTED_NAME, EXCLUDED_NAME):
+    for name in (REJECTED_NAME, EXCLUDED_NAME, REMOVED_NAME):
         for entry in _read_report(dataset, name, orjson.dumps(source)):
             offset = entry.get("row", entry.get("offset"))
             if (
@@ -139,6 +155,8 @@ def find_report(
                 reason = Reason(reason="rejected", detail=str(entry.get("reason")))
                 if name == EXCLUDED_NAME:
                     reason = Reason(reason=EXCLUDED, detail=LISTED)
+                elif name == REMOVED_NAME:
+                    reason = _resembles(dataset, entry, None)
                 return (offset if isinstance(offset, int) else None), reason
     return None
 
@@ -157,7 +175,7 @@ def find_excluded(dataset: Dataset, key: str) -> dict[str, Any] | None:
 def _read_report(dataset: Dataset, name: str, needle: bytes) -> Iterator[dict[str, Any]]:
     """Yield the entries of a list whose lines contain the bytes `needle`."""
     try:
-        with open_inside(dataset.path, name) as file:
+        with open_inside(dataset.path, name) as packed, _decompressed(packed, name) as file:
             while data := file.readline(_LONGEST_LINE):
                 if needle in data:
                     try:
@@ -168,6 +186,16 @@ def _read_report(dataset: Dataset, name: str, needle: bytes) -> Iterator[dict[st
                         yield entry
     except DamagedFileError:
         return  # the list does not exist
+
+
+def _decompressed(file: BinaryIO, name: str) -> BinaryIO:
+    """Return a file to read lines from, which is decompressed if its name ends in `.zst`."""
+    if not name.endswith(".zst"):
+        return file
+    import zstandard
+
+    reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+    return cast("BinaryIO", BufferedReader(reader))
 
 
 def describe_change(expected: int, found: int, path: str) -> str:
