@@ -96,7 +96,7 @@ def find_near(
 def _list_sets(run: Run, segments: Bundles, spanning: Sequence[Whole]) -> SetFiles:
     """Return where all shingle sets are. Makes those of documents that span parts."""
     folder, receipts = run.folder.segments, segments.receipts
-    whole = [one for one in spanning if not one.is_bad]
+    whole = [one for one in spanning if one.has_key]
     paths = segments.paths(folder)
     names = []
     if whole:
@@ -141,7 +141,7 @@ class _Search:
         """Write the band hashes of all documents that take part."""
         plan = self.run.plan
         takes_part = {
-            one.first_part for one in spanning if not (one.is_bad or one.mark) and one.length
+            one.first_part for one in spanning if one.has_key and not one.mark and one.length
         }
         each = -(-len(marks) // _MOST_GROUPS)
         tasks = [
