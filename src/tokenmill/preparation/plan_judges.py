@@ -13,10 +13,11 @@ from tokenmill.preparation.language_judge import LanguageRecipe, plan_languages
 from tokenmill.preparation.settings import PrepareSettings
 
 
-def plan_judges(settings: PrepareSettings) -> tuple[JudgeRecipe, ...]:
+def plan_judges(settings: PrepareSettings, *, functions: bool = True) -> tuple[JudgeRecipe, ...]:
     """Return the recipes of the judges that the settings ask for.
 
-    Rules are first, then languages, then functions of the user: the cheapest first.
+    Rules are first, then languages, then functions of the user: the cheapest first. With
+    `functions=False`, functions of the user are neither imported nor included.
     """
     rules = parse_filters(settings.filter)
     recipes: list[JudgeRecipe] = []
@@ -25,7 +26,8 @@ def plan_judges(settings: PrepareSettings) -> tuple[JudgeRecipe, ...]:
         recipes.append(FilterRecipe(own))
     if settings.language:
         recipes.append(plan_languages(settings.language))
-    recipes += [plan_function(rule) for rule in rules if not isinstance(rule, Rule)]
+    if functions:
+        recipes += [plan_function(rule) for rule in rules if not isinstance(rule, Rule)]
     return tuple(recipes)
 
 

@@ -20,7 +20,14 @@ from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.inspect.where.keys import find_key
 from tokenmill.inspect.where.source_record import SourceRecord
-from tokenmill.preparation.folder import EXCLUDED_NAME, REJECTED_NAME, REMOVED_NAME
+from tokenmill.preparation.folder import (
+    DROPPED_NAME,
+    EXCLUDED_NAME,
+    REJECTED_NAME,
+    REMOVED_NAME,
+)
+from tokenmill.preparation.judges import open_panel
+from tokenmill.preparation.plan_judges import describe_judges, plan_judges
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.preparation.sift import EXCLUDED, NEAR_DUPLICATE
 from tokenmill.progress import Watcher
@@ -84,6 +91,8 @@ def explain(
     """
     if record.fault is not None or record.key is None:
         return Reason(reason=record.fault or UNKNOWN, detail=record.detail)
+    if found := _judge(dataset, settings, record):
+        return found
     if find_excluded(dataset, record.key) or _is_listed(dataset, source, record.start):
         return Reason(reason=EXCLUDED, detail=LISTED)
     if is_source and settings.dedup == "lines":
@@ -119,6 +128,38 @@ def _resembles(dataset: Dataset, entry: dict[str, Any], watcher: Watcher | None)
     twins = () if watcher is None else tuple(find_key(dataset, key, most=1, watcher=watcher))
     detail = f"it resembles the document with the key {key}; their similarity is {alike:.3f}"
     return Reason(reason=NEAR_DUPLICATE, detail=detail, twins=twins)
+
+
+def _judge(dataset: Dataset, settings: PrepareSettings, record: SourceRecord) -> Reason | None:
+    """Return why the filters of the dataset drop a record; None if they keep it.
+
+    Functions of a user are not called, because the manifest, which names them, may be from a stranger.
+    The examples of dropped documents may have the record.
+    """
+    for entry in _read_report(dataset, DROPPED_NAME, str(record.key).encode()):
+        if entry.get("key") == record.key:
+            return _describe_verdict(str(entry.get("reason")), entry.get("value"))
+    try:
+        recipes = plan_judges(settings, functions=False)
+    except UsageError:  # the library that detects languages is missing
+        return None
+    known = {} if dataset.manifest is None else dataset.manifest.settings
+    if any(known.get(name) != value for name, value in describe_judges(recipes).items()):
+        return None
+    panel = open_panel(recipes)
+    if not panel:
+        return None
+    hearing = panel.begin()
+    hearing.add(record.judged)
+    verdict = hearing.finish()
+    if not verdict.number:
+        return None
+    return _describe_verdict(panel.reasons[verdict.number - 1], verdict.value)
+
+
+def _describe_verdict(reason: str, value: Any) -> Reason:
+    shown = f"{value:.4g}" if isinstance(value, float) else value
+    return Reason(reason=reason, detail=f"this rule drops it, because the text has {shown}")
 
 
 def _is_listed(dataset: Dataset, source: str, place: int) -> bool:
