@@ -41,6 +41,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/stream.py
 	$(BIN)/python benchmarks/cluster_bytes.py
 	$(BIN)/python benchmarks/cluster.py
+	$(BIN)/python benchmarks/near.py
 	$(BIN)/python benchmarks/explain.py
 	$(BIN)/python benchmarks/keys.py
 	$(BIN)/python benchmarks/search.py

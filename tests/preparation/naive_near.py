@@ -31,7 +31,9 @@ def shingles(text: str) -> Shingles:
 
 
 def jaccard(one: Shingles, other: Shingles) -> float:
-    return len(one & other) / len(one | other) if one or other else 0.0
+    shared = len(one & other)
+    total = len(one) + len(other) - shared
+    return shared / total if total else 0.0
 
 
 def choose(texts: Sequence[str], threshold: float) -> dict[int, int | None]:

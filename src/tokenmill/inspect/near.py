@@ -216,7 +216,7 @@ class _Decoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        spellings = tokenizer.spellings
+        spellings = tokenizer.spellings()
         self._vocabulary = None if spellings is None else Vocabulary(spellings)
 
     def decode(self, ids: npt.NDArray[Any]) -> bytes:

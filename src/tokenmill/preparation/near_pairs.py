@@ -238,4 +238,5 @@ class _Members:
 
     def ends(self, count: int) -> Mask:
         """Return which are the first of their bucket, or one of the last `count`."""
-        return self.mask & ((self.rank == 1) | (self._after < count))
+        found: Mask = self.mask & ((self.rank == 1) | (self._after < count))
+        return found

@@ -96,7 +96,7 @@ def read_sets(path: Path, count: int, limit: int) -> Iterator[tuple[Hashes, Plac
     ):
         for start in range(0, count, limit):
             entries = _read_entries(sets, start, min(count, start + limit))
-            sizes = np.diff(entries["end"].astype(np.int64), prepend=before)
+            sizes: Places = np.diff(entries["end"].astype(np.int64), prepend=before)
             if (sizes < 0).any():
                 raise damaged(path.with_suffix(".sets"))
             ends = np.cumsum(sizes)

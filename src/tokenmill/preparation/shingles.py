@@ -214,7 +214,7 @@ def _load(wide: _Wide, starts: Places, lengths: Places) -> _Wide:
     shift = ((starts & 7) << 3).view(np.uint64)
     at = starts >> 3
     # To shift by 64 gives 0, in NumPy.
-    found = (wide[at] >> shift) | (wide[at + 1] << (np.uint64(64) - shift))
+    found: _Wide = (wide[at] >> shift) | (wide[at + 1] << (np.uint64(64) - shift))
     found &= _MASKS[np.minimum(lengths, 8)]
     return found
 
