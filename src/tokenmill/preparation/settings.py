@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
 from tokenmill.errors import UsageError
+from tokenmill.sources.fields import parse_text_field
 
 EOT_TEXT = "<|endoftext|>"
 _TYPE_NAMES = {str: "a string", bool: "True or False", int: "a whole number", float: "a number"}
@@ -34,7 +35,7 @@ class PrepareArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareSettings:
-    """The settings that decide what a dataset contains.
+    r"""The settings that decide what a dataset contains.
 
     >>> PrepareSettings(val_fraction=2)
     Traceback (most recent call last):
@@ -47,7 +48,8 @@ class PrepareSettings:
         How to split plain text into documents: auto, file (one document per file), line,
         blank-line, or any other text as the separator. auto splits at <|endoftext|>.
     text_field
-        Name of the JSON field or Parquet column that contains the text.
+        Name of the JSON field or Parquet column that contains the text, such as text or meta.text.
+        {title}\n\n{body} joins several fields; {title?} may be missing.
     normalize
         Clean the text: convert Unicode to NFC; clean up line ends, control characters and white
         space.
@@ -127,6 +129,7 @@ class PrepareSettings:
             raise UsageError(
                 "`text_field` is empty; give the name of the field that holds the text."
             )
+        parse_text_field(self.text_field)  # raises an error for an invalid template
 
     @property
     def separator(self) -> bytes | None:
