@@ -240,7 +240,7 @@ def cut_into_parts(
     """Divide the sources into parts. Returns the parts, and the bytes from one cut to the next.
 
     A plain file is cut at the multiples of this number, a Parquet file between row groups; a
-    compressed file is not cut. Small files of any kind share a part.
+    compressed file, a JSON array or a CSV file is not cut. Small files of any kind share a part.
     """
     total = sum(source.size for source in sources)
     step = limits.part_bytes * max(1, -(-total // (limits.part_bytes * limits.parts)))
@@ -288,7 +288,7 @@ def cut_into_parts(
             continue
         for index, one in enumerate(ranges):
             share = source.size * (index + 1) // len(ranges) - source.size * index // len(ranges)
-            plain = source.kind != "parquet" and not source.compression
+            plain = source.kind != "parquet" and not source.is_undivided
             add([one], one.end - one.start if plain else share)
     flush()
     return tuple(parts), step
@@ -305,8 +305,9 @@ def _cut(
     """Return the ranges of a source, and an estimate of how many bytes of text the source has."""
     if source.kind == "parquet":
         return _row_group_ranges(number, source, step, hold_limit)
-    if source.compression:
-        return [SourceRange(number, 0, source.size)], source.size * _EXPANSION
+    if source.is_undivided:
+        expansion = _EXPANSION if source.compression else 1
+        return [SourceRange(number, 0, source.size)], source.size * expansion
     if source.size > step and (source.kind != "text" or text_can_be_cut):
         starts = range(0, source.size, step)
         return [SourceRange(number, at, min(at + step, source.size)) for at in starts], source.size

@@ -38,11 +38,16 @@ class SourceFile:
     """
 
     path: str
-    kind: str  # "text", "jsonl" or "parquet"
+    kind: str  # "text", "jsonl", "json" (one array), "csv" or "parquet"
     compression: str | None
     size: int
     modified: int
     fault: str | None = None
+
+    @property
+    def is_undivided(self) -> bool:
+        """Whether the file can only be read from its beginning to its end."""
+        return self.compression is not None or self.kind in ("json", "csv")
 
     @property
     def unit(self) -> str:

@@ -28,7 +28,7 @@ from tokenmill.sources.records import (
     limit_chunk,
 )
 
-_LONG = 1 << 20  # bytes; the values of a shorter line always fit in memory
+LONG = 1 << 20  # bytes; the values of a shorter line always fit in memory
 _VALUE = 80  # maximum bytes of memory for a parsed value
 _SEPARATORS = b",:[{"  # each value except the first follows one of these
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -73,7 +73,7 @@ def _read_lines(lines: list[bytes], start: int, field: TextField, hold_limit: in
     offsets: list[int] = []
     chunk = Chunk(texts, offsets)
     for line in lines:
-        if len(line) > _LONG:
+        if len(line) > LONG:
             refuse_many_values(line, f"the line at byte {start}", hold_limit)
         try:
             # One expression, so that a large record is freed before the next one is parsed.
@@ -125,11 +125,12 @@ def read_odd_record(
     chunk: Chunk,
     hold_limit: int,
     what: str = "line",
+    strings: bool = False,
 ) -> bytes | None:
     """Read a record that the fast path could not read. Returns its text, or None if it has no text.
 
     A record without text adds a rejection to `chunk`, unless it is blank. `what` is what an error
-    calls a record that is too long.
+    calls a record that is too long. `strings`: a record may also be a string, which is its text.
     """
     if len(line) > PARSED // 2 * hold_limit and not line.isascii():
         # The standard library takes twice the memory of orjson.
@@ -151,6 +152,8 @@ def read_odd_record(
         # The standard library reads NaN and huge numbers, because it also writes them; orjson
         # refuses both.
         record = json.loads(line.decode("utf-8", errors))
+        if strings and isinstance(record, str):
+            return record.encode("utf-8", errors)
         if not isinstance(record, dict):
             raise FieldError("not a JSON object", f"a JSON {json_kind(record)}, not an object")
         return field.text(record).encode("utf-8", errors)

@@ -95,9 +95,11 @@ def find_start(source: SourceFile, settings: PrepareSettings, place: int) -> int
     Returns None if only reading from the beginning of the file can tell.
     """
     separator = b"\n" if source.kind == "jsonl" else settings.separator
+    if source.is_undivided:
+        return None
     if separator is None:
         return 0
-    if source.compression or not separator or overlaps_itself(separator):
+    if not separator or overlaps_itself(separator):
         return None
     with open_source(source.path) as file:
         end = place
