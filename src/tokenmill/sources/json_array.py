@@ -146,7 +146,8 @@ class _Borders:
             self.is_at_end = True
             stop = int(ends[0])
             places, marks, depths = places[: stop + 1], marks[: stop + 1], depths[: stop + 1]
-        return places[(depths == 0) | ((depths == 1) & (marks == _COMMA))]
+        borders: Places = places[(depths == 0) | ((depths == 1) & (marks == _COMMA))]
+        return borders
 
     def _find_escaped(self, backslashes: Places, size: int) -> Places:
         """Return the places of bytes after an odd number of backslashes."""
