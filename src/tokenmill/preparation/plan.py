@@ -23,6 +23,7 @@ from tokenmill.preparation.exclusion import Exclude, Exclusions, choose_lists, r
 from tokenmill.preparation.key_files import KeyLayout, choose_partitions
 from tokenmill.preparation.memory import DEFAULT_SHARE, LEAST_SHARE, holdable_bytes, machine_memory
 from tokenmill.preparation.settings import PrepareSettings
+from tokenmill.sources.csv_kind import choose_csv_kind, note_plain_csv
 from tokenmill.sources.files import SourceFile
 from tokenmill.sources.find import PassedOver, find_files
 from tokenmill.sources.parquet import measure_row_groups
@@ -97,6 +98,7 @@ class Plan:
     limits: Limits = field(default_factory=Limits)
     exclusions: Exclusions | None = None  # None if no document is to be left out
     are_lists_given: bool = False  # whether the user chose the lists, even if none
+    notes: tuple[str, ...] = ()  # for the user, about the input
 
     @cached_property
     def size(self) -> int:
@@ -178,7 +180,8 @@ def make_plan(
     dtype = _choose_dtype(checked, tokenizer)
     if checked.eot != "none" and tokenizer.eot_id is None:
         raise UsageError(f"tokenizer {tokenizer.name} has no end-of-text token; use `eot='none'`.")
-    sources, passed_over = find_files(inputs, leave_out=as_path(out))
+    found, passed_over = find_files(inputs, leave_out=as_path(out))
+    sources = [choose_csv_kind(source, checked.text_field, checked.csv) for source in found]
     if not checked.skip_bad_files:
         _refuse_faults(sources)
     lists = choose_lists(exclude, out)
@@ -201,6 +204,7 @@ def make_plan(
         limits=limits,
         exclusions=exclusions or None,
         are_lists_given=exclude is not None,
+        notes=tuple(note_plain_csv(sources, checked.text_field) if checked.csv == "auto" else ()),
     )
 
 

@@ -198,6 +198,8 @@ def run_plan(
             )
         was_finished, done_before, bytes_read = manifest is not None, len(plan.parts), 0
         if manifest is None:
+            for note in plan.notes:
+                watcher.note(note)
             if plan.passed_over:
                 watcher.note(f"Passed over: {describe_passed_over(plan.passed_over)}.")
             if plan.exclusions:

@@ -13,6 +13,7 @@ from tokenmill.errors import UsageError
 from tokenmill.sources.fields import parse_text_field
 
 EOT_TEXT = "<|endoftext|>"
+_NEWER = {"compress": "none", "csv": "auto"}  # datasets without these keep their bytes
 _TYPE_NAMES = {str: "a string", bool: "True or False", int: "a whole number", float: "a number"}
 
 
@@ -21,6 +22,7 @@ class PrepareArguments(TypedDict, total=False):
 
     documents: str
     text_field: str
+    csv: Literal["auto", "records", "text"]
     normalize: bool
     dedup: Literal["documents", "lines", "none"]
     min_line: int
@@ -50,6 +52,9 @@ class PrepareSettings:
     text_field
         Name of the JSON field or Parquet column that contains the text, such as text or meta.text.
         {title}\n\n{body} joins several fields; {title?} may be missing.
+    csv
+        How to read CSV and TSV files: records (the text is the column that `text_field` names), text
+        (plain text), or auto (records if you give `text_field` and the header has that column).
     normalize
         Clean the text: convert Unicode to NFC; clean up line ends, control characters and white
         space.
@@ -78,6 +83,7 @@ class PrepareSettings:
 
     documents: str = "auto"
     text_field: str = "text"
+    csv: Literal["auto", "records", "text"] = "auto"
     normalize: bool = True
     dedup: Literal["documents", "lines", "none"] = "documents"
     min_line: int = 20
@@ -148,10 +154,10 @@ class PrepareSettings:
         return text.encode()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as the manifest stores them: without `compress` if it is none."""
+        """Return the settings as the manifest stores them: without newer ones at their defaults."""
         settings = asdict(self)
-        compress = settings.pop("compress")
-        return settings if compress == "none" else {**settings, "compress": compress}
+        newer = {name: settings.pop(name) for name in _NEWER}
+        return settings | {name: value for name, value in newer.items() if value != _NEWER[name]}
 
 
 def _is_unicode(text: str) -> bool:

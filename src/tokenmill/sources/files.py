@@ -28,6 +28,10 @@ class BadFileError(InputError):
         return type(self), (self.source, self.reason)
 
 
+class CutShortError(BadFileError):
+    """An input file ends too early. This may be because only its beginning was read."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceFile:
     """One input file. Its size and modification time show whether it has changed.

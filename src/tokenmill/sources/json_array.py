@@ -19,7 +19,7 @@ import orjson
 
 from tokenmill.errors import TooLongError
 from tokenmill.sources.fields import FieldError, TextField, parse_text_field
-from tokenmill.sources.files import BadFileError
+from tokenmill.sources.files import BadFileError, CutShortError
 from tokenmill.sources.json_lines import LONG, read_odd_record, refuse_many_values
 from tokenmill.sources.records import (
     BLOCK,
@@ -96,7 +96,7 @@ def read_json_array(
         held, size = [whole], len(whole)
     if not borders.is_at_end:
         where = f", in the record after byte {start}" if borders.is_begun else ""
-        raise BadFileError(path, f"the JSON array is cut short: it ends at byte {place}{where}")
+        raise CutShortError(path, f"the JSON array is cut short: it ends at byte {place}{where}")
 
 
 def _find_array(block: bytes, path: str, place: int) -> int:

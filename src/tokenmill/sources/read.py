@@ -20,6 +20,7 @@ from tokenmill.sources.compression import (
     WindowError,
     decompress,
 )
+from tokenmill.sources.csv_rows import read_csv
 from tokenmill.sources.encodings import find_wide_encoding
 from tokenmill.sources.files import BadFileError, SourceFile, is_about_process, open_source
 from tokenmill.sources.json_array import read_json_array
@@ -115,10 +116,9 @@ def _read_records(
     blocks: Iterator[bytes], source: SourceFile, start: int, how: Reading
 ) -> Iterator[Chunk]:
     """Yield the documents in the blocks of a file that has records. They begin at offset `start`."""
-    if source.kind == "json":
-        return read_json_array(
-            blocks, source.path, how.text_field, how.cutter, how.block, how.hold_limit
-        )
+    if source.kind in ("json", "csv"):
+        read = read_json_array if source.kind == "json" else read_csv
+        return read(blocks, source.path, how.text_field, how.cutter, how.block, how.hold_limit)
     lines = _refuse_long_lines(blocks, start, how.hold_limit)
     return read_json_lines(lines, start, how.text_field, how.cutter, how.block, how.hold_limit)
 

@@ -16,8 +16,15 @@ from stat import S_ISDIR, S_ISREG
 import orjson
 
 from tokenmill.errors import TooLongError
+from tokenmill.sources.csv_rows import read_csv
 from tokenmill.sources.detect_text import HEAD, looks_like_text
-from tokenmill.sources.files import BadFileError, SourceFile, is_about_process, name_source
+from tokenmill.sources.files import (
+    BadFileError,
+    CutShortError,
+    SourceFile,
+    is_about_process,
+    name_source,
+)
 from tokenmill.sources.json_array import read_json_array
 from tokenmill.sources.json_lines import read_json_lines
 from tokenmill.sources.read import Reading, read_head, read_range, refuse_wide
@@ -198,14 +205,17 @@ def find_fault(source: SourceFile, text_field: str, hold_limit: int = 1 << 62) -
 def _find_record_fault(source: SourceFile, head: bytes, text_field: str) -> str | None:
     chunks: list[Chunk] = []
     try:
-        if source.kind == "json":
-            chunks += read_json_array([head], source.path, text_field, None)
+        if source.kind in ("json", "csv"):
+            read = read_json_array if source.kind == "json" else read_csv
+            chunks += read([head], source.path, text_field, None)
         else:
             lines = head if len(head) < _HEAD else head[: head.rfind(b"\n") + 1]
             chunks += read_json_lines([lines + b"\n"], 0, text_field, None)
-    except BadFileError as error:
+    except CutShortError as error:
         if len(head) < _HEAD:
             return error.reason
+    except BadFileError as error:
+        return error.reason
     refused = [rejection for chunk in chunks for rejection in chunk.rejections]
     if not refused or any(chunk.texts for chunk in chunks):
         return None
