@@ -6,8 +6,8 @@ one, because that would take longer than making them. Instead, the receipt holds
 and of itself, and a resumed run checks them. A bundle damaged by a crash is made again.
 
 A segment is the bundle that a task makes from a part of the input. It has the tokens, one `RECORD`
-per document, the keys (hashes) of documents, the rejected records, and the text of documents that
-begin or end in another part.
+per document, the keys (hashes) of documents, the rejected records, the kept fields, and the text of
+documents that begin or end in another part.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class SegmentReceipt(TypedDict):
     """The receipt of a segment: size and checksum of each file, and facts about the documents."""
 
     name: str
-    files: dict[Literal["tokens", "docs", "keys", "rejected", "text"], tuple[Count, str]]
+    files: dict[Literal["tokens", "docs", "keys", "rejected", "text", "fields"], tuple[Count, str]]
     facts: _SegmentFacts
 
 

@@ -11,9 +11,14 @@ from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
 from tokenmill.errors import UsageError
 from tokenmill.sources.fields import parse_text_field
+from tokenmill.sources.kept_fields import parse_kept_fields
 
 EOT_TEXT = "<|endoftext|>"
-_NEWER = {"compress": "none", "csv": "auto"}  # datasets without these keep their bytes
+_NEWER = {
+    "compress": "none",
+    "csv": "auto",
+    "keep_fields": "",
+}  # datasets without these keep their bytes
 _TYPE_NAMES = {str: "a string", bool: "True or False", int: "a whole number", float: "a number"}
 
 
@@ -23,6 +28,7 @@ class PrepareArguments(TypedDict, total=False):
     documents: str
     text_field: str
     csv: Literal["auto", "records", "text"]
+    keep_fields: str
     normalize: bool
     dedup: Literal["documents", "lines", "none"]
     min_line: int
@@ -55,6 +61,9 @@ class PrepareSettings:
     csv
         How to read CSV and TSV files: records (the text is the column that `text_field` names), text
         (plain text), or auto (records if you give `text_field` and the header has that column).
+    keep_fields
+        Fields of each record to keep beside the tokens, such as url,date,meta.lang. `peek` and
+        `explain` show them.
     normalize
         Clean the text: convert Unicode to NFC; clean up line ends, control characters and white
         space.
@@ -84,6 +93,7 @@ class PrepareSettings:
     documents: str = "auto"
     text_field: str = "text"
     csv: Literal["auto", "records", "text"] = "auto"
+    keep_fields: str = ""
     normalize: bool = True
     dedup: Literal["documents", "lines", "none"] = "documents"
     min_line: int = 20
@@ -122,7 +132,7 @@ class PrepareSettings:
             raise UsageError(
                 f"`min_line` is {self.min_line}; it must be at least 1, and below 2**62."
             )
-        for name in ("documents", "text_field"):
+        for name in ("documents", "text_field", "keep_fields"):
             if not _is_unicode(getattr(self, name)):
                 raise UsageError(
                     f"`{name}` is {getattr(self, name)!r}, which is not valid Unicode. Give it as UTF-8."
@@ -136,6 +146,7 @@ class PrepareSettings:
                 "`text_field` is empty; give the name of the field that holds the text."
             )
         parse_text_field(self.text_field)  # raises an error for an invalid template
+        parse_kept_fields(self.keep_fields)
 
     @property
     def separator(self) -> bytes | None:

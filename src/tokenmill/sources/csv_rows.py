@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from tokenmill.errors import TooLongError
 from tokenmill.sources.fields import Field, TextField, list_names, parse_text_field
 from tokenmill.sources.files import BadFileError, CutShortError
+from tokenmill.sources.kept_fields import encode_fields
 from tokenmill.sources.records import (
     BLOCK,
     COPIES,
@@ -45,6 +46,7 @@ def read_csv(
     cutter: Cutter | None,
     block_bytes: int = BLOCK,
     hold_limit: int = 1 << 62,
+    keep: tuple[Field, ...] = (),
 ) -> Iterator[Chunk]:
     r"""Yield the texts in the rows of a file. `path` is its name, which decides the delimiter.
 
@@ -56,6 +58,7 @@ def read_csv(
     lines = _Lines(blocks, path, hold_limit)
     rows = csv.reader(lines, delimiter=lines.delimiter, strict=True)
     columns: Columns | None = None
+    kept: dict[str, int] = {}
     chunk, first = Chunk([], []), 0
     start, line = lines.begin_row()
     while True:
@@ -71,6 +74,7 @@ def read_csv(
             row = []
         if row and columns is None:
             columns = Columns.find(row, parse_text_field(text_field), path)
+            kept = {field.name: row.index(field.name) for field in keep if field.name in row}
         elif row:
             assert columns is not None
             if len(row) != columns.count:
@@ -80,6 +84,9 @@ def read_csv(
             else:
                 chunk.texts.append(columns.text(row).encode("utf-8", "surrogateescape"))
                 chunk.offsets.append(start)
+                if keep:
+                    values = {name: row[place] for name, place in kept.items()}
+                    chunk.fields[start] = encode_fields(values)
                 if lines.bad_byte is not None:
                     chunk.bad_bytes[start] = lines.bad_byte
         if row is None or lines.size >= block_bytes or lines.held >= MOST_RECORDS:

@@ -18,9 +18,9 @@ import numpy as np
 import orjson
 
 from tokenmill.errors import TooLongError
-from tokenmill.sources.fields import FieldError, TextField, parse_text_field
+from tokenmill.sources.fields import Field, FieldError, TextField, parse_text_field
 from tokenmill.sources.files import BadFileError, CutShortError
-from tokenmill.sources.json_lines import LONG, read_odd_record, refuse_many_values
+from tokenmill.sources.json_lines import LONG, read_odd_record, refuse_many_values, take_text
 from tokenmill.sources.records import (
     BLOCK,
     MOST_RECORDS,
@@ -50,6 +50,7 @@ def read_json_array(
     cutter: Cutter | None,
     block_bytes: int = BLOCK,
     hold_limit: int = 1 << 62,
+    keep: tuple[Field, ...] = (),
 ) -> Iterator[Chunk]:
     """Yield the texts of the elements of an array. `path` is the name of the file for errors.
 
@@ -87,7 +88,7 @@ def read_json_array(
         while len(stops):
             some, stops = stops[:MOST_RECORDS], stops[MOST_RECORDS:]
             is_empty = is_first and len(some) == 1 and borders.is_at_end
-            chunk = _read_elements(whole, some, start, field, hold_limit, is_empty)
+            chunk = _read_elements(whole, some, start, field, hold_limit, keep, is_empty)
             is_first = False
             yield from limit_chunk(chunk, cutter, block_bytes)
             whole, start, stops = whole[chunk.read :], start + chunk.read, stops - chunk.read
@@ -168,7 +169,13 @@ class _Borders:
 
 
 def _read_elements(
-    whole: bytes, stops: Places, start: int, field: TextField, hold_limit: int, is_empty: bool
+    whole: bytes,
+    stops: Places,
+    start: int,
+    field: TextField,
+    hold_limit: int,
+    keep: tuple[Field, ...],
+    is_empty: bool,
 ) -> Chunk:
     """Read the elements of `whole` that end at `stops`. The byte whole[0] is at offset `start`.
 
@@ -192,12 +199,12 @@ def _read_elements(
             refuse_many_values(element, f"the record at byte {place}", hold_limit)
         try:
             # One expression, so that a large record is freed before the next one is parsed.
-            texts.append(_text_of(orjson.loads(element), field).encode())
+            texts.append(_text_of(orjson.loads(element), place, field, chunk, keep).encode())
             offsets.append(place)
         except (ValueError, KeyError, TypeError, AttributeError, FieldError):
             chunk.lines = chunk.line_of(place) or 0
             text = read_odd_record(
-                element, place, field, chunk, hold_limit, what="record", strings=True
+                element, place, field, chunk, hold_limit, keep, what="record", strings=True
             )
             if text is not None:
                 texts.append(text)
@@ -207,11 +214,13 @@ def _read_elements(
     return chunk
 
 
-def _text_of(value: Any, field: TextField) -> str:
+def _text_of(
+    value: Any, place: int, field: TextField, chunk: Chunk, keep: tuple[Field, ...]
+) -> str:
     if isinstance(value, str):
         return value
-    if field.name is None:
-        return field.text(value)
+    if field.name is None or keep:
+        return take_text(value, place, field, chunk, keep)
     text: str = value[field.name]
     return text
 

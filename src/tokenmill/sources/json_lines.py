@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import orjson
 
 from tokenmill.errors import TooLongError
-from tokenmill.sources.fields import FieldError, TextField, json_kind, parse_text_field
+from tokenmill.sources.fields import Field, FieldError, TextField, json_kind, parse_text_field
+from tokenmill.sources.kept_fields import keep_fields
 from tokenmill.sources.records import (
     BLOCK,
     COPIES,
@@ -42,8 +44,11 @@ def read_json_lines(
     cutter: Cutter | None,
     block_bytes: int = BLOCK,
     hold_limit: int = 1 << 62,
+    keep: tuple[Field, ...] = (),
 ) -> Iterator[Chunk]:
     """Yield the texts in a stream of JSON lines. The stream begins at offset `start` of its source.
+
+    `keep` are the fields to keep besides the text.
 
     >>> chunks = read_json_lines([b'{"text": "a"}\\n{"te', b'xt": "b"}'], 0, "text", None)
     >>> [(chunk.texts, chunk.offsets) for chunk in chunks]
@@ -58,7 +63,7 @@ def read_json_lines(
         whole = b"".join(held)
         while len(lines := whole.split(b"\n", MOST_RECORDS)) > 1:
             rest = lines.pop()
-            chunk = _read_lines(lines, start, field, hold_limit)
+            chunk = _read_lines(lines, start, field, hold_limit, keep)
             chunk.whole, chunk.begin = whole, start
             start += chunk.read
             yield from limit_chunk(chunk, cutter, block_bytes)
@@ -66,9 +71,11 @@ def read_json_lines(
         held = [whole]
 
 
-def _read_lines(lines: list[bytes], start: int, field: TextField, hold_limit: int) -> Chunk:
+def _read_lines(
+    lines: list[bytes], start: int, field: TextField, hold_limit: int, keep: tuple[Field, ...]
+) -> Chunk:
     """Read the texts in some lines. The first line is at offset `start`."""
-    name = field.name
+    name = None if keep else field.name
     texts: list[bytes] = []
     offsets: list[int] = []
     chunk = Chunk(texts, offsets)
@@ -77,11 +84,14 @@ def _read_lines(lines: list[bytes], start: int, field: TextField, hold_limit: in
             refuse_many_values(line, f"the line at byte {start}", hold_limit)
         try:
             # One expression, so that a large record is freed before the next one is parsed.
-            text = field.text(orjson.loads(line)) if name is None else orjson.loads(line)[name]
+            if name is not None:
+                text = orjson.loads(line)[name]
+            else:
+                text = take_text(orjson.loads(line), start, field, chunk, keep)
             texts.append(text.encode())
             offsets.append(start)
         except (ValueError, KeyError, TypeError, AttributeError, FieldError):
-            found = read_odd_record(line, start, field, chunk, hold_limit)
+            found = read_odd_record(line, start, field, chunk, hold_limit, keep)
             if found is not None:
                 texts.append(found)
                 offsets.append(start)
@@ -89,6 +99,16 @@ def _read_lines(lines: list[bytes], start: int, field: TextField, hold_limit: in
         chunk.lines += 1
         chunk.read += len(line) + 1
     return chunk
+
+
+def take_text(
+    record: Any, place: int, field: TextField, chunk: Chunk, keep: tuple[Field, ...]
+) -> str:
+    """Return the text of a record at an offset, and add the fields to keep to its chunk."""
+    text = field.text(record)
+    if keep:
+        chunk.fields[place] = keep_fields(record, keep)
+    return text
 
 
 def refuse_many_values(line: bytes, what: str, hold_limit: int) -> None:
@@ -124,6 +144,7 @@ def read_odd_record(
     field: TextField,
     chunk: Chunk,
     hold_limit: int,
+    keep: tuple[Field, ...],
     what: str = "line",
     strings: bool = False,
 ) -> bytes | None:
@@ -156,7 +177,7 @@ def read_odd_record(
             return record.encode("utf-8", errors)
         if not isinstance(record, dict):
             raise FieldError("not a JSON object", f"a JSON {json_kind(record)}, not an object")
-        return field.text(record).encode("utf-8", errors)
+        return take_text(record, start, field, chunk, keep).encode("utf-8", errors)
     except FieldError as error:
         kind, reason = error.kind, error.reason
     except UnicodeEncodeError:

@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tokenmill.errors import TooLongError
-from tokenmill.sources.fields import parse_text_field
+from tokenmill.sources.fields import Field, parse_text_field
 from tokenmill.sources.files import BadFileError, SourceFile, is_about_process, open_source
-from tokenmill.sources.parquet_columns import TextColumns, Texts
+from tokenmill.sources.parquet_columns import KeptColumns, TextColumns, Texts
 from tokenmill.sources.parquet_pages import (
     PER_VALUE,
     ColumnChunk,
@@ -145,6 +145,7 @@ def read_parquet(
     text_field: str,
     cutter: Cutter | None,
     *,
+    keep: tuple[Field, ...] = (),
     hold_limit: int = 1 << 62,
     block: int = BLOCK,
     rows: int = ROWS,
@@ -159,20 +160,25 @@ def read_parquet(
         ):
             text = parse_text_field(text_field)
             columns = TextColumns.find(file.schema_arrow, text, source.path)
+            kept = KeptColumns.find(file.schema_arrow, keep, source.path)
+            names = list(dict.fromkeys([*columns.names, *kept.names]))
             groups = list(range(start, min(end, file.num_row_groups)))
             row = first = sum(file.metadata.row_group(i).num_rows for i in range(start))
             expected = sum(file.metadata.row_group(i).num_rows for i in groups)
             size = source.size * len(groups) / max(1, file.num_row_groups)
-            rows = _rows_at_once(
-                raw, file.metadata, groups, columns.names, row, rows, block, hold_limit
-            )
-            batches = file.iter_batches(
-                rows, row_groups=groups, columns=columns.names, use_threads=False
-            )
+            rows = _rows_at_once(raw, file.metadata, groups, names, row, rows, block, hold_limit)
+            batches = file.iter_batches(rows, row_groups=groups, columns=names, use_threads=False)
             for batch in batches:
                 texts, begin = columns.read(batch, row, hold_limit), row
                 for low, high in _cut_texts(texts, block):
                     chunk = _make_chunk(texts, low, high, begin)
+                    if keep:
+                        rows_kept = zip(
+                            range(begin + low, begin + high),
+                            kept.read(batch, low, high),
+                            strict=True,
+                        )
+                        chunk.fields.update(rows_kept)
                     chunk.read = int(size * (high - low) / max(1, expected))
                     row += high - low
                     yield from limit_chunk(chunk, cutter, block)

@@ -15,6 +15,7 @@ import numpy as np
 from tokenmill.errors import TooLongError
 from tokenmill.sources.fields import Field, TextField, list_names
 from tokenmill.sources.files import BadFileError
+from tokenmill.sources.kept_fields import encode_fields
 from tokenmill.sources.records import PARSED
 from tokenmill.wording import one_line
 
@@ -106,45 +107,131 @@ class Texts(NamedTuple):
 
 def _values(batch: Any, path: tuple[str, ...]) -> Any:
     import pyarrow as pa
+
+    return _pick(batch, path).cast(pa.large_binary())
+
+
+def _pick(batch: Any, path: tuple[str, ...]) -> Any:
     import pyarrow.compute as pc
 
     values = batch.column(batch.schema.get_field_index(path[0]))
     if path[1:]:
         values = pc.struct_field(values, path[1:])
-    return values.cast(pa.large_binary())
+    return values
 
 
-def _find_column(schema: Any, field: Field, path: str) -> Column | None:
+class _Found(NamedTuple):
+    """The names that lead to a column, and its type; `kind` is None if there is no such column.
+
+    `inside` has the names beside the first one that is missing, and `before` what leads to them.
+    """
+
+    path: tuple[str, ...]
+    kind: Any
+    before: str
+    inside: list[str]
+
+
+def _resolve(schema: Any, field: Field, path: str) -> _Found:
+    """Find a column by its whole name, or else in structs. Raises BadFileError if there are two."""
     import pyarrow as pa
 
+    found = _Found((), None, "", schema.names)
     for names in ([field.name], field.path):
         inside, kind, before = list(schema), None, ""
         for name in names:
-            found = [one.type for one in inside if one.name == name]
-            if len(found) > 1:
-                what = f"{len(found)} columns are named {field.name!r}"
+            kinds = [one.type for one in inside if one.name == name]
+            if len(kinds) > 1:
+                what = f"{len(kinds)} columns are named {field.name!r}"
                 raise BadFileError(path, f"{what}; rename all but the one to read")
-            if not found:
+            if not kinds:
+                is_inside = bool(before and inside)
+                shown = [one.name for one in inside] if is_inside else schema.names
+                found = _Found((), None, before if is_inside else "", shown)
                 kind = None
                 break
-            kind, before = found[0], f"{before}.{name}" if before else name
+            kind, before = kinds[0], f"{before}.{name}" if before else name
             inside = list(kind) if pa.types.is_struct(kind) else []
         if kind is not None:
-            if not is_text(kind):
-                shown = one_line(str(kind)[:80])
-                cure = "; name the column of text with `text_field=NAME`"
-                reason = f"column {field.name!r} holds {shown}, not text{cure}"
+            return _Found(tuple(names), kind, "", [])
+    return found
+
+
+def _find_column(schema: Any, field: Field, path: str) -> Column | None:
+    found = _resolve(schema, field, path)
+    if found.kind is None:
+        if field.is_optional:
+            return None
+        owner = repr(found.before) if found.before else "it"
+        texts = list_texts(schema)
+        uses = " or ".join(f"`text_field={name!r}`" for name in texts[:5])
+        cure = f"; use {uses}" if texts else "; none of them holds text"
+        shown = list_names(found.inside)
+        raise BadFileError(path, f"no column {field.name!r}; {owner} has {shown}{cure}")
+    if not is_text(found.kind):
+        shown = one_line(str(found.kind)[:80])
+        cure = "; name the column of text with `text_field=NAME`"
+        raise BadFileError(path, f"column {field.name!r} holds {shown}, not text{cure}")
+    return Column(field, found.path)
+
+
+@dataclass(frozen=True)
+class KeptColumns:
+    """The columns of the fields to keep. Those that a file does not have are left out."""
+
+    columns: tuple[Column, ...]
+
+    @classmethod
+    def find(cls, schema: Any, fields: tuple[Field, ...], path: str) -> KeptColumns:
+        """Find the columns. Raises BadFileError for one whose values are lists or maps."""
+        columns = []
+        for field in fields:
+            found = _resolve(schema, field, path)
+            if found.kind is None:
+                continue
+            if not _is_scalar(found.kind):
+                shown = one_line(str(found.kind)[:80])
+                reason = f"column {field.name!r} holds {shown}, which `keep_fields` cannot keep"
                 raise BadFileError(path, reason)
-            return Column(field, tuple(names))
-    if field.is_optional:
-        return None
-    names = [one.name for one in inside]
-    owner = f"{before!r}" if before and inside else "it"
-    names = names if before and inside else schema.names
-    texts = list_texts(schema)
-    uses = " or ".join(f"`text_field={name!r}`" for name in texts[:5])
-    cure = f"; use {uses}" if texts else "; none of them holds text"
-    raise BadFileError(path, f"no column {field.name!r}; {owner} has {list_names(names)}{cure}")
+            columns.append(Column(field, found.path))
+        return cls(tuple(columns))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns to read."""
+        return [column.name for column in self.columns]
+
+    def read(self, batch: Any, low: int, high: int) -> list[bytes]:
+        """Return the fields of some rows, each as a JSON object."""
+        import pyarrow as pa
+
+        names = [column.field.name for column in self.columns]
+        values = []
+        for column in self.columns:
+            some = _pick(batch, column.path)[low:high]
+            if pa.types.is_temporal(some.type) or pa.types.is_decimal(some.type):
+                some = some.cast(pa.string())
+            values.append(some.to_pylist())
+        if not values:
+            return [b"{}"] * (high - low)
+        return [
+            encode_fields(dict(zip(names, row, strict=True))) for row in zip(*values, strict=True)
+        ]
+
+
+def _is_scalar(kind: Any) -> bool:
+    import pyarrow as pa
+
+    tests = (
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_boolean,
+        pa.types.is_null,
+        pa.types.is_temporal,
+        pa.types.is_decimal,
+        is_text,
+    )
+    return any(test(kind) for test in tests)
 
 
 def list_texts(schema: Any, most: int = 100) -> list[str]:

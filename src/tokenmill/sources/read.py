@@ -22,6 +22,7 @@ from tokenmill.sources.compression import (
 )
 from tokenmill.sources.csv_rows import read_csv
 from tokenmill.sources.encodings import find_wide_encoding
+from tokenmill.sources.fields import Field
 from tokenmill.sources.files import BadFileError, SourceFile, is_about_process, open_source
 from tokenmill.sources.json_array import read_json_array
 from tokenmill.sources.json_lines import read_json_lines
@@ -42,6 +43,7 @@ class Reading:
 
     separator: bytes | None = None
     text_field: str = "text"
+    keep: tuple[Field, ...] = ()  # fields to keep besides the text
     step: int = 1 << 62
     cutter: Cutter | None = None
     border_cutter: Cutter | None = None
@@ -65,6 +67,7 @@ def read_range(source: SourceFile, start: int, end: int, how: Reading) -> Iterat
                 end,
                 how.text_field,
                 how.cutter,
+                keep=how.keep,
                 hold_limit=how.hold_limit,
                 block=how.block,
                 rows=how.rows,
@@ -118,9 +121,13 @@ def _read_records(
     """Yield the documents in the blocks of a file that has records. They begin at offset `start`."""
     if source.kind in ("json", "csv"):
         read = read_json_array if source.kind == "json" else read_csv
-        return read(blocks, source.path, how.text_field, how.cutter, how.block, how.hold_limit)
+        return read(
+            blocks, source.path, how.text_field, how.cutter, how.block, how.hold_limit, how.keep
+        )
     lines = _refuse_long_lines(blocks, start, how.hold_limit)
-    return read_json_lines(lines, start, how.text_field, how.cutter, how.block, how.hold_limit)
+    return read_json_lines(
+        lines, start, how.text_field, how.cutter, how.block, how.hold_limit, how.keep
+    )
 
 
 def _read_blocks(
