@@ -207,12 +207,12 @@ def test_utf_16_and_utf_32_are_refused_with_the_iconv_command(
     assert report.manifest.ledger["repaired_documents"] == 0
 
 
-def test_json_array_is_refused_immediately_or_skipped(tmp_path: Path) -> None:
+def test_truncated_json_array_is_named_at_the_end_or_skipped(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
     (texts / "a.txt").write_text("good")
-    (texts / "array.json").write_text(json.dumps(GOOD, indent=1))
-    with pytest.raises(InputError, match=r"array.json: it is one JSON array"):
+    (texts / "array.json").write_text(json.dumps(GOOD, indent=1)[:-3])
+    with pytest.raises(InputError, match=r"array.json: the JSON array is cut short"):
         tokenmill.prepare(texts, tmp_path / "out", **OPTIONS)
     report = tokenmill.prepare(texts, tmp_path / "out", skip_bad_files=True, **OPTIONS)
     assert [entry["source"] for entry in report.manifest.ledger["set_aside"]] == [

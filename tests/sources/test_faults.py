@@ -58,11 +58,6 @@ def test_lines_longer_than_the_head_are_judged_by_reading(tmp_path: Path) -> Non
     assert fault_of(path, b"") is None
 
 
-def test_one_json_array_is_refused_with_the_command_to_convert_it(tmp_path: Path) -> None:
-    array = json.dumps([{"text": "a"}], indent=1).encode()
-    assert "jq" in str(fault_of(tmp_path / "a.json", array))
-
-
 def test_parquet_is_judged_by_its_footer(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"id": [1], "body": ["a"]}), path)

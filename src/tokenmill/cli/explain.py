@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from tokenmill.cli.console import quote, show, show_next, typed, typed_options
-from tokenmill.cli.peek import describe_source
+from tokenmill.cli.peek import describe_fields, describe_source
 from tokenmill.cli.reading import FROM_RUN, Reading
 from tokenmill.inspect.explain import (
     TEXT_LENGTH,
@@ -123,6 +123,8 @@ def _show_row(row: ExplainedRow) -> None:
         named = "" if part.document is None else f"  {_describe_part(part.document, span, part)}"
         shown = "" if part.text is None else f"  {part.text!r}"
         show(f"  {part.start:{width}}{one_line(named)}{one_line(shown)}")
+        if part.document is not None and (fields := describe_fields(part.document)):
+            show(f"  {'':{width}}  {one_line(fields)}")
 
 
 def _describe_part(document: Document, span: RowSpan, part: RowDocument) -> str:

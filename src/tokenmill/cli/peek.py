@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import orjson
 from cyclopts import Parameter
 
 from tokenmill.cli.console import quote, show, typed, typed_options
@@ -70,6 +71,15 @@ def describe_source(document: Document) -> str | None:
     return f"{document.source.path}, {document.source.unit} {document.offset}"
 
 
+def describe_fields(document: Document) -> str:
+    """Return the kept fields of a document in words; an empty string if it has none."""
+    values = {
+        name: value if isinstance(value, str) else orjson.dumps(value).decode()
+        for name, value in document.metadata.items()
+    }
+    return ", ".join(f"{name}: {value}" for name, value in values.items())
+
+
 def _show_origin(found: Peek) -> None:
     document = found.document
     if document is None:
@@ -87,6 +97,8 @@ def _show_origin(found: Peek) -> None:
     rows["shard"] = f"{found.shard}, from its token {found.shard_token}"
     if document.key is not None:
         rows["key"] = document.key
+    if fields := describe_fields(document):
+        rows["fields"] = fields
     for name, value in rows.items():
         show(f"{name + ':':10}{one_line(value)}")
 

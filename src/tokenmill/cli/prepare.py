@@ -261,6 +261,8 @@ def _show_estimate(plan: Plan) -> None:
         show(f"{name:<10} {text}")
     if found.passed_over:
         show(f"passed over: {describe_passed_over(found.passed_over)}")
+    for note in plan.notes:
+        show(name_flags(note))
     for fault in found.faults[:_FAULTS]:
         show(f"cannot be used: {name_flags(fault)}")
     if len(found.faults) > _FAULTS:

@@ -261,6 +261,9 @@ class _Export:
                 f"the end-of-text id {eot_id} was {side} each document and is now "
                 f"{self.format.eot} each document, as {to} requires (split {' and '.join(self.moved)})."
             )
+        kept = None if self.source.manifest is None else self.source.manifest.fields
+        if kept is not None:
+            yield f"the kept fields ({', '.join(kept.names)}) are not exported: {to} cannot store them."
         assumed = self.format.find_assumed_eot(self.request)
         if self.has_eot and assumed not in (None, eot_id):
             yield (

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,9 +28,10 @@ from tokenmill.convert.shard_writer import (
     write_manifest,
     write_splits,
 )
-from tokenmill.convert.without import LeftOut, check_change, leaving_out
+from tokenmill.convert.without import LeftOut, RecordsWithout, check_change, leaving_out
 from tokenmill.dataset.opening import Dataset, open
 from tokenmill.errors import UsageError
+from tokenmill.formats.prepared import open_fields
 from tokenmill.preparation.exclusion import Exclude, choose_lists
 from tokenmill.preparation.folder import EXCLUDED_NAME, REPORT_NAMES
 from tokenmill.progress import Watcher, watching
@@ -40,6 +42,7 @@ from tokenmill.storage.object_path import as_path
 from tokenmill.storage.output import OutputFolder
 from tokenmill.storage.reading import DamagedFileError, open_inside, read_inside
 from tokenmill.store.documents import read_table_header, sums
+from tokenmill.store.fields import DOCUMENTS_PER_FRAME, FieldsWriter, KeptFields, find_library
 from tokenmill.store.frames import Compress, choose_compression, describe_compression
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
 from tokenmill.store.tokens import Tokens
@@ -148,7 +151,8 @@ def _write(
         compression=wanted.compression,
         watcher=watcher,
     )
-    made = replace(wanted, splits=made_splits)
+    fields = _copy_fields(dataset.path, folder.path, manifest, splits, made_splits)
+    made = replace(wanted, splits=made_splits, fields=fields)
     _compare_ids(manifest, made)
     for name in REPORT_NAMES:
         more = left_out.report if left_out is not None and name == EXCLUDED_NAME else None
@@ -204,6 +208,37 @@ def _copy(source: Path, target: Path, name: str, more: BinaryIO | None) -> None:
                 copy.finish()
 
 
+def _copy_fields(
+    source: Path,
+    target: Path,
+    manifest: Manifest,
+    splits: Mapping[str, SplitData],
+    made: Mapping[str, Split],
+) -> KeptFields | None:
+    """Write the kept fields of the documents that stay. Returns the entry for the manifest."""
+    if manifest.fields is None:
+        return None
+    files = {}
+    for name, (_, records) in splits.items():
+        reader = open_fields(source, manifest, name)
+        if reader is None or not made[name].documents:
+            continue
+        lines = reader.read_lines()
+        if isinstance(records, RecordsWithout):
+            length = int(manifest.splits[name].tokens)
+            lines = compress(lines, records.find_kept(length))
+        with FieldsWriter(target, name) as writer:
+            for line in lines:
+                writer.add(line + b"\n")
+            files[name] = writer.finish()
+    return KeptFields(
+        names=manifest.fields.names,
+        documents_per_frame=DOCUMENTS_PER_FRAME,
+        library=find_library(),
+        files=files,
+    )
+
+
 def _append(file: BinaryIO, copy: AtomicFile) -> None:
     while block := file.read(4 << 20):
         copy.write(block)
@@ -211,7 +246,7 @@ def _append(file: BinaryIO, copy: AtomicFile) -> None:
 
 def _without_shards(manifest: Manifest) -> Manifest:
     """Return the manifest without its shards, to compare the contents of two datasets."""
-    return replace(manifest, splits={}, compression=None)
+    return replace(manifest, splits={}, compression=None, fields=None)
 
 
 def _count_contents(manifest: Manifest) -> list[tuple[str, int, int]]:

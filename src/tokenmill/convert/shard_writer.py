@@ -209,16 +209,20 @@ def refuse_other_dataset(folder: Path) -> NoReturn:
 
 
 def check_checksums(folder: Path, manifest: Manifest) -> None:
-    """Read every shard and document table of a prepared dataset, and compare their checksums.
+    """Read every file of a prepared dataset that its manifest describes, and compare checksums.
 
     Raises `DamagedFileError` at the first difference.
     """
+    for path, expected in _list_checksums(manifest):
+        with open_inside(folder, path) as file:
+            if hash_file(file) != expected:
+                raise DamagedFileError(path, "does not match its checksum")
+
+
+def _list_checksums(manifest: Manifest) -> Iterator[tuple[str, str]]:
     for split in manifest.splits.values():
         for shard in split.shards:
-            for path, expected in (
-                (shard.path, shard.file_xxh3_128),
-                (shard.documents_path, shard.documents_xxh3_128),
-            ):
-                with open_inside(folder, path) as file:
-                    if hash_file(file) != expected:
-                        raise DamagedFileError(path, "does not match its checksum")
+            yield shard.path, shard.file_xxh3_128
+            yield shard.documents_path, shard.documents_xxh3_128
+    for file in manifest.fields.files.values() if manifest.fields else ():
+        yield file.path, file.xxh3_128

@@ -113,6 +113,12 @@ class RecordsWithout:
         """Return no facts."""
         return {}
 
+    def find_kept(self, stop: int) -> Iterator[bool]:
+        """Yield, for each document of the source before a token, whether it stays."""
+        starts = self.removed.entries["start"]
+        for table in self.source.read(0, stop):
+            yield from (~np.isin(table["first"].astype(np.int64), starts)).tolist()
+
     def read(self, start: int, stop: int) -> Iterator[npt.NDArray[np.void]]:
         """Yield the records of the documents that start in [start, stop): see `DocumentRecords`."""
         entries = self.removed.entries

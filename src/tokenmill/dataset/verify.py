@@ -32,11 +32,12 @@ from tokenmill.dataset.paths import AnyPaths, find_all
 from tokenmill.dataset.problems import Findings, ProblemList, Problems
 from tokenmill.dataset.verify_split import Limits, check_overlap, check_split
 from tokenmill.errors import TokenmillError
-from tokenmill.formats.prepared import Prepared
+from tokenmill.formats.prepared import Prepared, open_fields
 from tokenmill.progress import Watcher, watching
+from tokenmill.storage.files import hash_file
 from tokenmill.storage.listing import walk_files
 from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
-from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError
+from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, check_size, open_inside
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
 from tokenmill.store.shards import Shards
 
@@ -128,6 +129,7 @@ def _examine_prepared(folder: Path, watcher: Watcher, limits: Limits) -> Finding
     except DamagedFileError as error:
         problems.add_error(error)
     for name in manifest.splits:
+        _check_fields(folder, manifest, name, problems)
         check_split(folder, manifest, name, problems, watcher.advance, limits)
     check_overlap(folder, manifest, problems, limits)
     return Findings(
@@ -151,7 +153,36 @@ def _list_known_files(manifest: Manifest) -> set[str]:
     for split in manifest.splits.values():
         for shard in split.shards:
             known.update((Path(shard.path).as_posix(), Path(shard.documents_path).as_posix()))
+    known.update(_list_fields(manifest))
     return known
+
+
+def _list_fields(manifest: Manifest) -> list[str]:
+    files = manifest.fields.files.values() if manifest.fields else ()
+    return [Path(file.path).as_posix() for file in files]
+
+
+def _check_fields(folder: Path, manifest: Manifest, split: str, problems: Problems) -> None:
+    """Check the file with the kept fields of a split: its checksum, and that every line is an object."""
+    if manifest.fields is None:
+        return
+    if (kept := manifest.fields.files.get(split)) is None:
+        if documents := manifest.splits[split].documents:
+            what = f"names no file with the kept fields of the {documents:,} documents of {split!r}"
+            problems.add(MANIFEST_NAME, what)
+        return
+    try:
+        with open_inside(folder, kept.path) as file:
+            check_size(file, kept.path, kept.bytes)
+            if hash_file(file) != kept.xxh3_128:
+                problems.add(kept.path, "does not match its checksum")
+                return
+        reader = open_fields(folder, manifest, split)
+        if reader is not None:
+            for line in reader.read_lines():
+                reader.parse(line)
+    except DamagedFileError as error:
+        problems.add_error(error)
 
 
 def _check_links(folder: Path, known: set[str], problems: Problems) -> None:
@@ -178,6 +209,10 @@ def _check_names(manifest: Manifest, problems: Problems) -> None:
     Only the last shard may be shorter.
     """
     seen = {MANIFEST_NAME, TOKENIZER_NAME, *REPORT_NAMES, manifest.sources.path}
+    for path in _list_fields(manifest):
+        if path in seen:
+            problems.add(path, "is named more than once in the manifest")
+        seen.add(path)
     for name, split in manifest.splits.items():
         for number, shard in enumerate(split.shards):
             for path in (shard.path, shard.documents_path):

@@ -16,6 +16,7 @@ from tokenmill.formats.base import Contents, Format, NotThisFormat, OpenRequest
 from tokenmill.storage.names import MANIFEST_NAME, WORK_NAME
 from tokenmill.store.compressed import CompressedShards
 from tokenmill.store.documents import Documents, DocumentTable
+from tokenmill.store.fields import FieldsReader
 from tokenmill.store.frames import Compression
 from tokenmill.store.manifest import Manifest, find_manifest
 from tokenmill.store.shards import FileShards, Shards
@@ -74,6 +75,15 @@ def _make_shards(
     return CompressedShards(files, dtype, table.tokens, frame, table.xxh3_128)
 
 
+def open_fields(folder: Path, manifest: Manifest, split: str) -> FieldsReader | None:
+    """Return the reader of the kept fields of a split; None if it has none."""
+    kept = manifest.fields
+    if kept is None or split not in kept.files:
+        return None
+    documents = manifest.splits[split].documents
+    return FieldsReader(folder, kept.files[split], documents, kept.documents_per_frame)
+
+
 def read_contents(folder: Path, manifest: Manifest) -> Contents:
     """Return the contents that a manifest describes."""
     dtype = np.dtype(manifest.dtype).newbyteorder("<")
@@ -82,7 +92,8 @@ def read_contents(folder: Path, manifest: Manifest) -> Contents:
     for name, split in manifest.splits.items():
         table = split.shards
         splits[name] = _make_shards(folder, table, dtype, manifest.compression)
-        documents[name] = Documents(folder, table, manifest.sources, name)
+        fields = open_fields(folder, manifest, name)
+        documents[name] = Documents(folder, table, manifest.sources, name, fields)
     return Contents(
         splits=splits,
         documents=documents,

@@ -272,12 +272,13 @@ def _measure(plan: Plan, item: _Item, place: int, preview: Preview | None) -> tu
     source = plan.sources[item.source]
     if source.kind == "parquet":
         which = SourceRange(item.source, item.group, item.group + 1)
-    elif source.compression or item.size <= 2 * _TEXT:
+    elif source.is_undivided or item.size <= 2 * _TEXT:
         which = SourceRange(item.source, 0, item.size)
     else:
         start = min(place // _TEXT * _TEXT, item.size - _TEXT)
         which = SourceRange(item.source, start, start + _TEXT)
     task = PartTask.of(plan, Part(name="", ranges=(which,), size=0), Path())
+    is_head = source.is_undivided and not source.compression
     size, found = 0.0, _Found(preview)
     for chunk in task.read(which):
         found.add(chunk, plan, source)
@@ -285,7 +286,7 @@ def _measure(plan: Plan, item: _Item, place: int, preview: Preview | None) -> tu
         if source.compression and (size >= _COMPRESSED or found.text >= _DECOMPRESSED):
             size -= min(_AHEAD, size / 2)
             break
-        if item.rows and found.text >= _TEXT:
+        if found.text >= _TEXT and (item.rows or is_head):
             break
     else:
         if source.compression:

@@ -172,7 +172,8 @@ class _Segment:
             self.keys = KeyWriter(task.keys, partial(bundle.write, "keys"))
         if settings.dedup == "near":
             self.sets = SetWriter(bundle.write)
-        for file in ("tokens", "docs"):
+        files = ("tokens", "docs", "fields") if settings.keep_fields else ("tokens", "docs")
+        for file in files:
             bundle.write(file, b"")
 
     def add(self, part_chunk: PartChunk) -> None:
@@ -335,7 +336,19 @@ class _Segment:
             lines = texts.marks["line"].astype(np.int64)
             lines[lines > 0] += part_chunk.lines_before
             records["line"] = np.where(lines < 1 << 32, lines, 0)
+        if settings.keep_fields:
+            self._keep_fields(texts, part_chunk)
         self._close_and_open(texts, views, records, chunk.continues, chunk.unfinished)
+
+    def _keep_fields(self, texts: Texts, part_chunk: PartChunk) -> None:
+        """Write a line for each document that begins in these texts, or continues from another part.
+
+        So the segment has as many lines as records. They have the same order.
+        """
+        first = int(part_chunk.chunk.continues and self.open is not None)
+        places = zip(part_chunk.sources[first:].tolist(), texts.offsets[first:], strict=True)
+        lines = [part_chunk.fields.get(place, b"{}") + b"\n" for place in places]
+        self.bundle.write("fields", b"".join(lines))
 
     def _close_and_open(
         self,

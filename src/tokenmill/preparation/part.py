@@ -21,6 +21,7 @@ from tokenmill.preparation.plan import Limits, Part, Plan, SourceRange
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.sources.compression import USUAL_WINDOW
 from tokenmill.sources.files import BadFileError, SourceFile, stat_source
+from tokenmill.sources.kept_fields import parse_kept_fields
 from tokenmill.sources.read import LEAST_MEMORY, Reading, read_range
 from tokenmill.sources.records import MOST_RECORDS, Chunk, Cutter, Places, is_utf8
 from tokenmill.wording import counted
@@ -91,6 +92,7 @@ def _how_to_read(plan: Plan, limits: Limits) -> Reading:
     return Reading(
         separator=settings.separator,
         text_field=settings.text_field,
+        keep=parse_kept_fields(settings.keep_fields),
         step=plan.step,
         cutter=Cutter(anywhere=True),
         border_cutter=Cutter(short_line=short_line) if plan.tokenizer.cuttable else None,
@@ -128,6 +130,8 @@ class PartChunk:
     source: SourceFile
     sources: Places  # the number of each document's source
     lines_before: int  # how many lines of the source's range are in earlier chunks
+    # The kept fields of documents, by the number of the source and the offset.
+    fields: dict[tuple[int, int], bytes]
 
 
 class PartReader:
@@ -180,7 +184,8 @@ class PartReader:
 
     def _one(self, number: int, chunk: Chunk, lines_before: int) -> PartChunk:
         sources = np.full(len(chunk.offsets), number, np.int64)
-        return PartChunk(chunk, number, self._task.sources[number], sources, lines_before)
+        fields = {(number, offset): one for offset, one in chunk.fields.items()}
+        return PartChunk(chunk, number, self._task.sources[number], sources, lines_before, fields)
 
     def _join_small(self) -> PartChunk:
         """Join the small chunks held so far into one chunk. Returns it and forgets them."""
@@ -193,7 +198,12 @@ class PartReader:
         )
         whole.read = sum(chunk.read for chunk in chunks)
         sources = np.repeat(np.array(numbers, np.int64), [len(chunk.offsets) for chunk in chunks])
-        return PartChunk(whole, numbers[0], self._task.sources[numbers[0]], sources, 0)
+        fields = {
+            (number, offset): one
+            for number, chunk in zip(numbers, chunks, strict=True)
+            for offset, one in chunk.fields.items()
+        }
+        return PartChunk(whole, numbers[0], self._task.sources[numbers[0]], sources, 0, fields)
 
 
 def may_skip(task: PartTask, error: BadFileError) -> bool:

@@ -26,6 +26,7 @@ from tokenmill.preparation.key_files import KeyLayout, choose_partitions
 from tokenmill.preparation.memory import DEFAULT_SHARE, LEAST_SHARE, holdable_bytes, machine_memory
 from tokenmill.preparation.plan_judges import describe_judges, plan_judges
 from tokenmill.preparation.settings import PrepareSettings
+from tokenmill.sources.csv_kind import choose_csv_kind, note_plain_csv
 from tokenmill.sources.files import SourceFile
 from tokenmill.sources.find import PassedOver, find_files
 from tokenmill.sources.parquet import measure_row_groups
@@ -101,6 +102,7 @@ class Plan:
     judges: tuple[JudgeRecipe, ...] = ()
     exclusions: Exclusions | None = None  # None if no document is to be left out
     are_lists_given: bool = False  # whether the user chose the lists, even if none
+    notes: tuple[str, ...] = ()  # for the user, about the input
 
     @cached_property
     def size(self) -> int:
@@ -182,7 +184,8 @@ def make_plan(
     dtype = _choose_dtype(checked, tokenizer)
     if checked.eot != "none" and tokenizer.eot_id is None:
         raise UsageError(f"tokenizer {tokenizer.name} has no end-of-text token; use `eot='none'`.")
-    sources, passed_over = find_files(inputs, leave_out=as_path(out))
+    found, passed_over = find_files(inputs, leave_out=as_path(out))
+    sources = [choose_csv_kind(source, checked.text_field, checked.csv) for source in found]
     if not checked.skip_bad_files:
         _refuse_faults(sources)
     lists = choose_lists(exclude, out)
@@ -214,6 +217,7 @@ def make_plan(
         limits=limits,
         exclusions=exclusions or None,
         are_lists_given=exclude is not None,
+        notes=tuple(note_plain_csv(sources, checked.text_field) if checked.csv == "auto" else ()),
     )
 
 
@@ -255,7 +259,7 @@ def cut_into_parts(
 
     `judges` says what decides the verdicts of the judges besides the settings.
     A plain file is cut at the multiples of this number, a Parquet file between row groups; a
-    compressed file is not cut. Small files of any kind share a part.
+    compressed file, a JSON array or a CSV file is not cut. Small files of any kind share a part.
     """
     total = sum(source.size for source in sources)
     step = limits.part_bytes * max(1, -(-total // (limits.part_bytes * limits.parts)))
@@ -303,7 +307,7 @@ def cut_into_parts(
             continue
         for index, one in enumerate(ranges):
             share = source.size * (index + 1) // len(ranges) - source.size * index // len(ranges)
-            plain = source.kind != "parquet" and not source.compression
+            plain = source.kind != "parquet" and not source.is_undivided
             add([one], one.end - one.start if plain else share)
     flush()
     return tuple(parts), step
@@ -320,8 +324,9 @@ def _cut(
     """Return the ranges of a source, and an estimate of how many bytes of text the source has."""
     if source.kind == "parquet":
         return _row_group_ranges(number, source, step, hold_limit)
-    if source.compression:
-        return [SourceRange(number, 0, source.size)], source.size * _EXPANSION
+    if source.is_undivided:
+        expansion = _EXPANSION if source.compression else 1
+        return [SourceRange(number, 0, source.size)], source.size * expansion
     if source.size > step and (source.kind != "text" or text_can_be_cut):
         starts = range(0, source.size, step)
         return [SourceRange(number, at, min(at + step, source.size)) for at in starts], source.size

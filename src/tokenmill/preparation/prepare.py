@@ -44,6 +44,7 @@ from tokenmill.preparation.grind import GrindPart, ScanLines, Skipped
 from tokenmill.preparation.key_files import PartMarks
 from tokenmill.preparation.memory import Workspace, suggest_less_memory
 from tokenmill.preparation.pack import CheckShard, PackShard, Sifted, plan_shards
+from tokenmill.preparation.pack_fields import PackFields
 from tokenmill.preparation.plan import Plan, hash_names, make_plan
 from tokenmill.preparation.reports import join_reports
 from tokenmill.preparation.segment import ScanReceipt, SegmentReceipt
@@ -51,11 +52,13 @@ from tokenmill.preparation.settings import PrepareArguments
 from tokenmill.preparation.sift import SPLITS
 from tokenmill.progress import Watcher, watching
 from tokenmill.sources.find import describe_passed_over
+from tokenmill.sources.kept_fields import parse_kept_fields
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import make_subfolder
 from tokenmill.storage.names import TOKENIZER_NAME, WORK_NAME
 from tokenmill.storage.object_path import as_path
 from tokenmill.storage.output import choose_work_folder
+from tokenmill.store.fields import DOCUMENTS_PER_FRAME, KeptFields, find_library
 from tokenmill.store.frames import choose_compression
 from tokenmill.store.manifest import Manifest, Split, check_shard_count
 from tokenmill.store.shard_receipts import ShardReceipt, describe_change, read_shard_receipt
@@ -200,6 +203,8 @@ def run_plan(
             )
         was_finished, done_before, bytes_read = manifest is not None, len(plan.parts), 0
         if manifest is None:
+            for note in plan.notes:
+                watcher.note(note)
             if plan.passed_over:
                 watcher.note(f"Passed over: {describe_passed_over(plan.passed_over)}.")
             if plan.exclusions:
@@ -217,7 +222,8 @@ def run_plan(
                 if not sifted.ledger["documents_kept"]:
                     raise explain_nothing_kept(run, sifted)
                 shards = pack(run, sifted)
-            manifest = write_manifest(run, sifted, shards)
+                fields = pack_fields(run, sifted, shards)
+            manifest = write_manifest(run, sifted, shards, fields)
             done_before, bytes_read = segments.done_before, segments.bytes_read
         folder.clean_up()
         return Report(
@@ -342,7 +348,37 @@ def _remove_strays(root: Path, shards: Iterable[ShardName]) -> None:
                 path.unlink()
 
 
-def write_manifest(run: Run, sifted: Sifted, shards: dict[str, list[Shard]]) -> Manifest:
+def pack_fields(
+    run: Run, sifted: Sifted, shards: Mapping[str, Sequence[Shard]]
+) -> KeptFields | None:
+    """Write the kept fields of all splits; None if no fields are to be kept."""
+    kept = parse_kept_fields(run.plan.settings.keep_fields)
+    if not kept:
+        return None
+    tasks = [
+        PackFields(
+            split=split,
+            segments=tuple(sifted.segments),
+            fates=tuple(sifted.fates),
+            folder=run.folder.path,
+            records=run.plan.limits.records // 64 + 1,
+        )
+        for split in SPLITS
+        if any(shard.documents for shard in shards[split])
+    ]
+    run.watcher.begin("keeping fields", 0)
+    made = dict(run.engine.run(tasks, run.watcher.advance))
+    return KeptFields(
+        names=[field.name for field in kept],
+        documents_per_frame=DOCUMENTS_PER_FRAME,
+        library=find_library(),
+        files={task.split: made[number] for number, task in enumerate(tasks)},
+    )
+
+
+def write_manifest(
+    run: Run, sifted: Sifted, shards: dict[str, list[Shard]], fields: KeptFields | None
+) -> Manifest:
     """Write the reports and the tokenizer, then the manifest. Returns the manifest."""
     plan, folder = run.plan, run.folder
     join_reports(sifted.rejected, folder.path / REJECTED_NAME)
@@ -369,6 +405,7 @@ def write_manifest(run: Run, sifted: Sifted, shards: dict[str, list[Shard]]) -> 
         settings=plan.describe_settings(),
         ledger=sifted.ledger,
         compression=choose_compression(plan.settings.compress),
+        fields=fields,
     )
     manifest.write(folder)
     return manifest

@@ -6,8 +6,8 @@ one, because that would take longer than making them. Instead, the receipt holds
 and of itself, and a resumed run checks them. A bundle damaged by a crash is made again.
 
 A segment is the bundle that a task makes from a part of the input. It has the tokens, one `RECORD`
-per document, the keys (hashes) of documents, the rejected records, examples of the documents that
-judges dropped, and the text of documents that begin or end in another part.
+per document, the keys (hashes) of documents, the rejected records, the kept fields, examples of the
+documents that judges dropped, and the text of documents that begin or end in another part.
 """
 
 from __future__ import annotations
@@ -158,7 +158,9 @@ class SegmentReceipt(TypedDict):
 
     name: str
     files: dict[
-        Literal["tokens", "docs", "keys", "rejected", "text", "examples", "shingles", "sets"],
+        Literal[
+            "tokens", "docs", "keys", "rejected", "text", "fields", "examples", "shingles", "sets"
+        ],
         tuple[Count, str],
     ]
     facts: _SegmentFacts

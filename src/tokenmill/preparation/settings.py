@@ -12,9 +12,19 @@ from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from tokenmill.errors import UsageError
 from tokenmill.preparation.filters.rules import parse_filters, split_list
+from tokenmill.sources.fields import parse_text_field
+from tokenmill.sources.kept_fields import parse_kept_fields
 
 EOT_TEXT = "<|endoftext|>"
-_OMITTED = ("compress", "filter", "language", "mask_emails", "mask_ips")
+_OMITTED = (
+    "compress",
+    "csv",
+    "filter",
+    "keep_fields",
+    "language",
+    "mask_emails",
+    "mask_ips",
+)
 _TYPE_NAMES = {str: "a string", bool: "True or False", int: "a whole number", float: "a number"}
 
 
@@ -23,6 +33,8 @@ class PrepareArguments(TypedDict, total=False):
 
     documents: str
     text_field: str
+    csv: Literal["auto", "records", "text"]
+    keep_fields: str
     normalize: bool
     dedup: Literal["documents", "near", "lines", "none"]
     near_threshold: float
@@ -42,7 +54,7 @@ class PrepareArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareSettings:
-    """The settings that decide what a dataset contains.
+    r"""The settings that decide what a dataset contains.
 
     >>> PrepareSettings(val_fraction=2)
     Traceback (most recent call last):
@@ -55,7 +67,14 @@ class PrepareSettings:
         How to split plain text into documents: auto, file (one document per file), line,
         blank-line, or any other text as the separator. auto splits at <|endoftext|>.
     text_field
-        Name of the JSON field or Parquet column that contains the text.
+        Name of the JSON field or Parquet column that contains the text, such as text or meta.text.
+        {title}\n\n{body} joins several fields; {title?} may be missing.
+    csv
+        How to read CSV and TSV files: records (the text is the column that `text_field` names), text
+        (plain text), or auto (records if you give `text_field` and the header has that column).
+    keep_fields
+        Fields of each record to keep beside the tokens, such as url,date,meta.lang. `peek` and
+        `explain` show them.
     normalize
         Clean the text: convert Unicode to NFC; clean up line ends, control characters and white
         space.
@@ -99,6 +118,8 @@ class PrepareSettings:
 
     documents: str = "auto"
     text_field: str = "text"
+    csv: Literal["auto", "records", "text"] = "auto"
+    keep_fields: str = ""
     normalize: bool = True
     dedup: Literal["documents", "near", "lines", "none"] = "documents"
     near_threshold: float = 0.8
@@ -149,7 +170,7 @@ class PrepareSettings:
             raise UsageError(
                 f"`min_line` is {self.min_line}; it must be at least 1, and below 2**62."
             )
-        for name in ("documents", "text_field"):
+        for name in ("documents", "text_field", "keep_fields"):
             if not _is_unicode(getattr(self, name)):
                 raise UsageError(
                     f"`{name}` is {getattr(self, name)!r}, which is not valid Unicode. Give it as UTF-8."
@@ -162,6 +183,8 @@ class PrepareSettings:
             raise UsageError(
                 "`text_field` is empty; give the name of the field that holds the text."
             )
+        parse_text_field(self.text_field)  # raises an error for an invalid template
+        parse_kept_fields(self.keep_fields)
 
         parse_filters(self.filter)
 

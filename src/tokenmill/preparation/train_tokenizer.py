@@ -26,6 +26,7 @@ import orjson
 
 from tokenmill.errors import InputError, TokenizerError, TooLongError, UsageError, WorkError
 from tokenmill.preparation.memory import DEFAULT_SHARE, holdable_bytes, machine_memory
+from tokenmill.sources.csv_kind import choose_csv_kind
 from tokenmill.sources.files import BadFileError, SourceFile, local_path
 from tokenmill.sources.find import find_files
 from tokenmill.sources.read import Reading, read_range
@@ -72,7 +73,7 @@ def train_tokenizer(
     given = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
     if not given:
         raise UsageError("name at least one text file or folder to train a tokenizer on")
-    sources, _ = find_files(given)
+    sources = [choose_csv_kind(source, text_field, "auto") for source in find_files(given)[0]]
     for source in sources:
         if fault := find_fault(source, text_field):
             raise BadFileError(source.path, fault)

@@ -28,6 +28,10 @@ class BadFileError(InputError):
         return type(self), (self.source, self.reason)
 
 
+class CutShortError(BadFileError):
+    """An input file ends too early. This may be because only its beginning was read."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceFile:
     """One input file. Its size and modification time show whether it has changed.
@@ -38,11 +42,16 @@ class SourceFile:
     """
 
     path: str
-    kind: str  # "text", "jsonl" or "parquet"
+    kind: str  # "text", "jsonl", "json" (one array), "csv" or "parquet"
     compression: str | None
     size: int
     modified: int
     fault: str | None = None
+
+    @property
+    def is_undivided(self) -> bool:
+        """Whether the file can only be read from its beginning to its end."""
+        return self.compression is not None or self.kind in ("json", "csv")
 
     @property
     def unit(self) -> str:

@@ -16,6 +16,8 @@ from typing import Any
 import orjson
 
 from tokenmill.errors import TooLongError
+from tokenmill.sources.fields import Field, FieldError, TextField, json_kind, parse_text_field
+from tokenmill.sources.kept_fields import keep_fields
 from tokenmill.sources.records import (
     BLOCK,
     COPIES,
@@ -27,9 +29,8 @@ from tokenmill.sources.records import (
     count_byte,
     limit_chunk,
 )
-from tokenmill.wording import one_line
 
-_LONG = 1 << 20  # bytes; the values of a shorter line always fit in memory
+LONG = 1 << 20  # bytes; the values of a shorter line always fit in memory
 _VALUE = 80  # maximum bytes of memory for a parsed value
 _SEPARATORS = b",:[{"  # each value except the first follows one of these
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -43,13 +44,17 @@ def read_json_lines(
     cutter: Cutter | None,
     block_bytes: int = BLOCK,
     hold_limit: int = 1 << 62,
+    keep: tuple[Field, ...] = (),
 ) -> Iterator[Chunk]:
     """Yield the texts in a stream of JSON lines. The stream begins at offset `start` of its source.
+
+    `keep` are the fields to keep besides the text.
 
     >>> chunks = read_json_lines([b'{"text": "a"}\\n{"te', b'xt": "b"}'], 0, "text", None)
     >>> [(chunk.texts, chunk.offsets) for chunk in chunks]
     [([b'a'], [0]), ([b'b'], [14])]
     """
+    field = parse_text_field(text_field)
     held: list[bytes] = []  # the blocks of an unfinished line
     for block in _and_newline(blocks):
         held.append(block)
@@ -58,7 +63,7 @@ def read_json_lines(
         whole = b"".join(held)
         while len(lines := whole.split(b"\n", MOST_RECORDS)) > 1:
             rest = lines.pop()
-            chunk = _read_lines(lines, start, text_field, hold_limit)
+            chunk = _read_lines(lines, start, field, hold_limit, keep)
             chunk.whole, chunk.begin = whole, start
             start += chunk.read
             yield from limit_chunk(chunk, cutter, block_bytes)
@@ -66,24 +71,27 @@ def read_json_lines(
         held = [whole]
 
 
-def _read_lines(lines: list[bytes], start: int, text_field: str, hold_limit: int) -> Chunk:
+def _read_lines(
+    lines: list[bytes], start: int, field: TextField, hold_limit: int, keep: tuple[Field, ...]
+) -> Chunk:
     """Read the texts in some lines. The first line is at offset `start`."""
+    name = None if keep else field.name
     texts: list[bytes] = []
     offsets: list[int] = []
     chunk = Chunk(texts, offsets)
     for line in lines:
-        if len(line) > _LONG:
-            _refuse_many_values(line, start, hold_limit)
+        if len(line) > LONG:
+            refuse_many_values(line, f"the line at byte {start}", hold_limit)
         try:
-            text = orjson.loads(line)[text_field]
+            # One expression, so that a large record is freed before the next one is parsed.
+            if name is not None:
+                text = orjson.loads(line)[name]
+            else:
+                text = take_text(orjson.loads(line), start, field, chunk, keep)
             texts.append(text.encode())
             offsets.append(start)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            if len(line) > PARSED // 2 * hold_limit and not line.isascii():
-                # The standard library takes twice the memory of orjson.
-                reason = f"the line at byte {start} has {len(line):,} bytes"
-                raise TooLongError(len(line) // (PARSED // 2), reason) from None
-            found = _read_odd_line(line, start, text_field, chunk)
+        except (ValueError, KeyError, TypeError, AttributeError, FieldError):
+            found = read_odd_record(line, start, field, chunk, hold_limit, keep)
             if found is not None:
                 texts.append(found)
                 offsets.append(start)
@@ -93,8 +101,21 @@ def _read_lines(lines: list[bytes], start: int, text_field: str, hold_limit: int
     return chunk
 
 
-def _refuse_many_values(line: bytes, start: int, hold_limit: int) -> None:
-    """Raise TooLongError if the values of a line take too much memory once they are parsed."""
+def take_text(
+    record: Any, place: int, field: TextField, chunk: Chunk, keep: tuple[Field, ...]
+) -> str:
+    """Return the text of a record at an offset, and add the fields to keep to its chunk."""
+    text = field.text(record)
+    if keep:
+        chunk.fields[place] = keep_fields(record, keep)
+    return text
+
+
+def refuse_many_values(line: bytes, what: str, hold_limit: int) -> None:
+    """Raise TooLongError if the values of a record take too much memory once they are parsed.
+
+    `what` names the record and its place.
+    """
     most = COPIES // 2 * hold_limit // _VALUE  # the other half is for the line and its text
     values = sum(count_byte(line, byte) for byte in _SEPARATORS)
     if values > most:  # do not count separators in long strings
@@ -103,7 +124,7 @@ def _refuse_many_values(line: bytes, start: int, hold_limit: int) -> None:
             if end - first > _LONG_STRING:
                 values -= sum(line.count(byte, first, end) for byte in _SEPARATORS)
     if values > most:
-        reason = f"the line at byte {start} has {values:,} values"
+        reason = f"{what} has {values:,} values"
         raise TooLongError(values * _VALUE // (COPIES // 2), reason)
 
 
@@ -117,11 +138,25 @@ def _and_newline(blocks: Iterable[bytes]) -> Iterator[bytes]:
         yield b"\n"
 
 
-def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> bytes | None:
-    """Read a line that the fast path could not read. Returns its text, or None if it has no text.
+def read_odd_record(
+    line: bytes,
+    start: int,
+    field: TextField,
+    chunk: Chunk,
+    hold_limit: int,
+    keep: tuple[Field, ...],
+    what: str = "line",
+    strings: bool = False,
+) -> bytes | None:
+    """Read a record that the fast path could not read. Returns its text, or None if it has no text.
 
-    A line without text adds a rejection to `chunk`, unless the line is blank.
+    A record without text adds a rejection to `chunk`, unless it is blank. `what` is what an error
+    calls a record that is too long. `strings`: a record may also be a string, which is its text.
     """
+    if len(line) > PARSED // 2 * hold_limit and not line.isascii():
+        # The standard library takes twice the memory of orjson.
+        reason = f"the {what} at byte {start} has {len(line):,} bytes"
+        raise TooLongError(len(line) // (PARSED // 2), reason) from None
     if not line.strip():
         return None
     size = len(line)
@@ -138,19 +173,15 @@ def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> by
         # The standard library reads NaN and huge numbers, because it also writes them; orjson
         # refuses both.
         record = json.loads(line.decode("utf-8", errors))
+        if strings and isinstance(record, str):
+            return record.encode("utf-8", errors)
         if not isinstance(record, dict):
-            kind, reason = "not a JSON object", f"a JSON {_json_kind(record)}, not an object"
-        elif text_field not in record:
-            kind = f"no field {text_field!r}"
-            reason = f"{kind}; it has {list_names(list(record)) or 'none'}"
-        elif not isinstance(record[text_field], str):
-            kind = f"field {text_field!r} is not a string"
-            reason = f"field {text_field!r} is a {_json_kind(record[text_field])}, not a string"
-        else:
-            text: bytes = record[text_field].encode("utf-8", errors)
-            return text
+            raise FieldError("not a JSON object", f"a JSON {json_kind(record)}, not an object")
+        return take_text(record, start, field, chunk, keep).encode("utf-8", errors)
+    except FieldError as error:
+        kind, reason = error.kind, error.reason
     except UnicodeEncodeError:
-        kind, reason = "lone surrogate", f"field {text_field!r} holds a lone surrogate"
+        kind, reason = "lone surrogate", f"{_name(field)} holds a lone surrogate"
     except RecursionError:
         kind, reason = "not JSON", "not JSON: nested too deeply"
     except ValueError as error:
@@ -159,20 +190,5 @@ def _read_odd_line(line: bytes, start: int, text_field: str, chunk: Chunk) -> by
     return None
 
 
-def list_names(names: list[str]) -> str:
-    """Return the names of fields or columns as text for an error message.
-
-    Shows at most 20 names, and 40 characters of each.
-
-    >>> list_names(["id", "x" * 50])
-    'id, xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…'
-    >>> list_names([*"abcdefghijklmnopqrst"])[-4:], list_names([*"abcdefghijklmnopqrstu"])[-4:]
-    ('s, t', 't, …')
-    """
-    shown = [one_line(name if len(name) <= 40 else f"{name[:40]}…") for name in names[:20]]
-    return ", ".join([*shown, "…"] if len(names) > 20 else shown)
-
-
-def _json_kind(value: Any) -> str:
-    kinds = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
-    return kinds.get(type(value), "number")
+def _name(field: TextField) -> str:
+    return "the text" if field.is_template else f"field {field.fields[0].name!r}"

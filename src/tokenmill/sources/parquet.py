@@ -1,4 +1,4 @@
-"""Read documents from Parquet files. One column is the text.
+"""Read documents from Parquet files. The text is one column, or several joined by a template.
 
 Rows are decoded about one block at a time, or less if a block would not fit in memory. If not even
 one row fits, the file is refused. A damaged file is a `BadFileError`; a null is a `Rejection` with
@@ -10,14 +10,15 @@ pages take.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from tokenmill.errors import TooLongError
+from tokenmill.sources.fields import Field, parse_text_field
 from tokenmill.sources.files import BadFileError, SourceFile, is_about_process, open_source
-from tokenmill.sources.json_lines import list_names
+from tokenmill.sources.parquet_columns import KeptColumns, TextColumns, Texts
 from tokenmill.sources.parquet_pages import (
     PER_VALUE,
     ColumnChunk,
@@ -26,7 +27,6 @@ from tokenmill.sources.parquet_pages import (
     read_footer,
 )
 from tokenmill.sources.records import BLOCK, COPIES, PARSED, Chunk, Cutter, Rejection, limit_chunk
-from tokenmill.wording import one_line
 
 ROWS = 256  # decoded at once
 _BUFFER = 1 << 20  # bytes; without a buffer, Arrow reads a whole column chunk, which is slower
@@ -53,19 +53,27 @@ def measure_row_groups(path: str, hold_limit: int = 1 << 62) -> list[int]:
 
 
 def measure_text(path: str, text_field: str, hold_limit: int = 1 << 62) -> list[tuple[int, int]]:
-    """Return for each row group the uncompressed size of its text column and its number of rows.
+    """Return for each row group the uncompressed size of its columns of text, and its number of rows.
 
-    The list is empty if the footer cannot be read or has no such column.
+    The list is empty if the footer cannot be read or lacks a column.
     """
     import pyarrow as pa
 
     measured = []
     try:
         with open_source(path) as raw, _open(raw, hold_limit) as file:
-            for number, chunks in enumerate(_read_columns(raw, file.metadata, text_field)):
+            names = TextColumns.find(file.schema_arrow, parse_text_field(text_field), path).names
+            for number, chunks in enumerate(_read_columns(raw, file.metadata, names)):
                 rows = file.metadata.row_group(number).num_rows
-                measured += [(chunk.size, max(0, rows)) for chunk in chunks[:1]]
-    except (OSError, ValueError, IndexError, pa.ArrowException, TooLongError) as error:
+                measured.append((sum(chunk.size for chunk in chunks), max(0, rows)))
+    except (
+        OSError,
+        ValueError,
+        IndexError,
+        pa.ArrowException,
+        TooLongError,
+        BadFileError,
+    ) as error:
         if is_about_process(error):
             raise
         return []
@@ -115,12 +123,15 @@ def _find_footer(raw: BinaryIO) -> tuple[int, int]:
     return max(0, end - 8 - size), size
 
 
-def _read_columns(raw: BinaryIO, metadata: Any, column: str) -> tuple[tuple[ColumnChunk, ...], ...]:
-    """Return the chunks of a column in each row group. `_open` has checked the footer's size."""
+def _read_columns(
+    raw: BinaryIO, metadata: Any, columns: Sequence[str]
+) -> tuple[tuple[ColumnChunk, ...], ...]:
+    """Return the chunks of columns in each row group. `_open` has checked the footer's size."""
     start, size = _find_footer(raw)
     raw.seek(start)
     names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-    numbers = (i for i, name in enumerate(names) if name.split(".")[0] == column)
+    inside = tuple(f"{column}." for column in columns)
+    numbers = (i for i, name in enumerate(names) if f"{name}.".startswith(inside))
     found = read_footer(raw.read(size), tuple(numbers))
     if len(found) != metadata.num_row_groups:
         raise ValueError("the footer is invalid")
@@ -134,6 +145,7 @@ def read_parquet(
     text_field: str,
     cutter: Cutter | None,
     *,
+    keep: tuple[Field, ...] = (),
     hold_limit: int = 1 << 62,
     block: int = BLOCK,
     rows: int = ROWS,
@@ -146,20 +158,29 @@ def read_parquet(
             open_source(source.path) as raw,  # Arrow cannot open names that are not UTF-8
             _open(raw, hold_limit) as file,
         ):
-            column = _text_column(file.schema_arrow, text_field, source, pa)
+            text = parse_text_field(text_field)
+            columns = TextColumns.find(file.schema_arrow, text, source.path)
+            kept = KeptColumns.find(file.schema_arrow, keep, source.path)
+            names = list(dict.fromkeys([*columns.names, *kept.names]))
             groups = list(range(start, min(end, file.num_row_groups)))
             row = first = sum(file.metadata.row_group(i).num_rows for i in range(start))
             expected = sum(file.metadata.row_group(i).num_rows for i in groups)
             size = source.size * len(groups) / max(1, file.num_row_groups)
-            rows = _rows_at_once(raw, file.metadata, groups, column, row, rows, block, hold_limit)
-            batches = file.iter_batches(
-                rows, row_groups=groups, columns=[column], use_threads=False
-            )
+            rows = _rows_at_once(raw, file.metadata, groups, names, row, rows, block, hold_limit)
+            batches = file.iter_batches(rows, row_groups=groups, columns=names, use_threads=False)
             for batch in batches:
-                for values in _cut_batch(batch.column(0), row, block, hold_limit):
-                    chunk = _make_chunk(values, row, text_field)
-                    chunk.read = int(size * len(values) / max(1, expected))
-                    row += len(values)
+                texts, begin = columns.read(batch, row, hold_limit), row
+                for low, high in _cut_texts(texts, block):
+                    chunk = _make_chunk(texts, low, high, begin)
+                    if keep:
+                        rows_kept = zip(
+                            range(begin + low, begin + high),
+                            kept.read(batch, low, high),
+                            strict=True,
+                        )
+                        chunk.fields.update(rows_kept)
+                    chunk.read = int(size * (high - low) / max(1, expected))
+                    row += high - low
                     yield from limit_chunk(chunk, cutter, block)
             if row != first + expected:
                 raise ValueError(f"expected {expected:,} rows, found {row - first:,}")
@@ -174,14 +195,17 @@ def _rows_at_once(
     raw: BinaryIO,
     metadata: Any,
     groups: list[int],
-    column: str,
+    columns: Sequence[str],
     row: int,
     rows: int,
     block: int,
     hold_limit: int,
 ) -> int:
-    """Return how many rows to decode at once. Refuses texts that are too large to hold."""
-    found = _read_columns(raw, metadata, column)
+    """Return how many rows to decode at once. Refuses texts that are too large to hold.
+
+    Each of several columns may take an equal share of the memory.
+    """
+    found = _read_columns(raw, metadata, columns)
     for number in groups:
         group, chunks = metadata.row_group(number), found[number]
         average = sum(one.size for one in chunks) // max(1, group.num_rows)
@@ -191,92 +215,47 @@ def _rows_at_once(
         rows = max(1, min(rows, block // max(1, average)))
         for one in chunks:
             pages = measure_pages(raw, one.start, one.stored, one.values)
-            rows = _rows_of_pages(pages, rows, row, hold_limit)
+            rows = _rows_of_pages(pages, rows, row, hold_limit, len(chunks))
         row += group.num_rows
     return rows
 
 
-def _rows_of_pages(pages: ColumnPages, rows: int, row: int, hold_limit: int) -> int:
-    while rows > 1 and pages.most_bytes(rows) > PARSED * hold_limit:
+def _rows_of_pages(pages: ColumnPages, rows: int, row: int, hold_limit: int, columns: int) -> int:
+    while rows > 1 and columns * pages.most_bytes(rows) > PARSED * hold_limit:
         rows //= 2
-    if (need := pages.memory(rows)) > COPIES * hold_limit:
+    if (need := columns * pages.memory(rows)) > COPIES * hold_limit:
         what, size = "largest page", f"{pages.page:,} bytes"
         if 3 * pages.dictionary >= pages.page:
             what, size = "dictionary", f"{pages.dictionary:,} bytes"
-        elif 2 * pages.lengths > need:
+        elif 2 * columns * pages.lengths > need:
             size = f"{pages.lengths // PER_VALUE:,} values"
         reason = f"the {what} of the texts from row {row} on has {size}"
         raise TooLongError(need // COPIES, reason)
     return rows
 
 
-def _cut_batch(values: Any, row: int, block: int, hold_limit: int) -> Iterator[Any]:
-    """Yield the values of a batch, about a block at a time. Refuses a text too large to hold."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    values = values.cast(pa.large_binary())
-    sizes = pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False)
-    if len(sizes) and (longest := int(sizes.max())) > PARSED * hold_limit:
-        reason = f"the text in row {row + int(sizes.argmax())} has {longest:,} bytes"
-        raise TooLongError(longest // PARSED, reason)
-    ends = np.cumsum(sizes)
+def _cut_texts(texts: Texts, block: int) -> Iterator[tuple[int, int]]:
+    """Divide the texts of a batch into ranges of about a block."""
+    ends = np.cumsum(texts.sizes)
     start = 0
     while start < len(ends):
         room = (ends[start - 1] if start else 0) + block
         stop = max(start + 1, int(np.searchsorted(ends, room, side="right")))
-        yield values[start:stop].to_pylist()
+        yield start, stop
         start = stop
 
 
-def _make_chunk(values: list[bytes | None], row: int, text_field: str) -> Chunk:
-    texts: list[bytes] = []
+def _make_chunk(texts: Texts, low: int, high: int, row: int) -> Chunk:
+    """Return some texts of a batch whose first row is `row`."""
+    found: list[bytes] = []
     offsets: list[int] = []
-    chunk = Chunk(texts, offsets)
-    for number, value in enumerate(values, row):
+    chunk = Chunk(found, offsets)
+    for place, value in enumerate(texts.values[low:high].to_pylist(), low):
         if value is None:
-            kind = f"field {text_field!r} is not a string"
-            reason = f"field {text_field!r} is null"
-            chunk.rejections.append(Rejection(None, number, kind, reason, 0))
+            name = texts.why_none(place)
+            kind, reason = f"field {name!r} is not a string", f"field {name!r} is null"
+            chunk.rejections.append(Rejection(None, row + place, kind, reason, 0))
         else:
-            texts.append(value)
-            offsets.append(number)
+            found.append(value)
+            offsets.append(row + place)
     return chunk
-
-
-def _text_column(schema: Any, text_field: str, source: SourceFile, pa: Any) -> str:
-    found = [column.type for column in schema if column.name == text_field]
-    if not found:
-        texts = [column.name for column in schema if _is_text(column.type, pa)]
-        cure = (
-            f"; use {' or '.join(f'`text_field={name!r}`' for name in texts[:5])}"
-            if texts
-            else "; none of them holds text"
-        )
-        reason = f"no column {text_field!r}; it has {list_names(schema.names)}{cure}"
-        raise BadFileError(source.path, reason)
-    if len(found) > 1:
-        reason = f"{len(found)} columns are named {text_field!r}; rename all but the one to read"
-        raise BadFileError(source.path, reason)
-    if not _is_text(found[0], pa):
-        kind = one_line(str(found[0])[:80])
-        raise BadFileError(
-            source.path,
-            f"column {text_field!r} holds {kind}, not text; "
-            "name the column of text with `text_field=NAME`",
-        )
-    return text_field
-
-
-def _is_text(kind: Any, pa: Any) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    tests: list[Callable[[Any], bool]] = [
-        pa.types.is_string,
-        pa.types.is_large_string,
-        pa.types.is_string_view,
-        pa.types.is_binary,
-        pa.types.is_large_binary,
-        pa.types.is_binary_view,
-    ]
-    return any(test(kind) for test in tests)

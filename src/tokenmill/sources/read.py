@@ -1,4 +1,4 @@
-"""Read documents from input files: plain text, JSON lines and Parquet, compressed or not.
+"""Read documents from input files: plain text, JSON, CSV and Parquet, compressed or not.
 
 Files are read as streams, a block at a time. Compressed streams are read to their trailer: a
 truncated or altered stream is a `BadFileError`, never a short file. A record that cannot be used is
@@ -20,8 +20,11 @@ from tokenmill.sources.compression import (
     WindowError,
     decompress,
 )
+from tokenmill.sources.csv_rows import read_csv
 from tokenmill.sources.encodings import find_wide_encoding
+from tokenmill.sources.fields import Field
 from tokenmill.sources.files import BadFileError, SourceFile, is_about_process, open_source
+from tokenmill.sources.json_array import read_json_array
 from tokenmill.sources.json_lines import read_json_lines
 from tokenmill.sources.parquet import ROWS, read_parquet
 from tokenmill.sources.records import BLOCK, PARSED, Chunk, Cutter, find_border, split_records
@@ -40,6 +43,7 @@ class Reading:
 
     separator: bytes | None = None
     text_field: str = "text"
+    keep: tuple[Field, ...] = ()  # fields to keep besides the text
     step: int = 1 << 62
     cutter: Cutter | None = None
     border_cutter: Cutter | None = None
@@ -63,6 +67,7 @@ def read_range(source: SourceFile, start: int, end: int, how: Reading) -> Iterat
                 end,
                 how.text_field,
                 how.cutter,
+                keep=how.keep,
                 hold_limit=how.hold_limit,
                 block=how.block,
                 rows=how.rows,
@@ -84,6 +89,10 @@ def read_range(source: SourceFile, start: int, end: int, how: Reading) -> Iterat
 def _read_plain(
     file: BinaryIO, source: SourceFile, start: int, end: int, how: Reading
 ) -> Iterator[Chunk]:
+    if source.is_undivided:
+        blocks = _read_blocks(file, source, 0, source.size, how.block)
+        yield from _read_records(blocks, source, 0, how)
+        return
     is_text = source.kind == "text"
     separator, cutter = (how.separator, how.border_cutter) if is_text else (b"\n", None)
     (first, whole), (last, complete) = (
@@ -92,10 +101,7 @@ def _read_plain(
     )
     blocks = _read_blocks(file, source, first, last, how.block)
     if not is_text:
-        lines = _refuse_long_lines(blocks, first, how.hold_limit)
-        yield from read_json_lines(
-            lines, first, how.text_field, how.cutter, how.block, how.hold_limit
-        )
+        yield from _read_records(blocks, source, first, how)
     elif first < last:
         yield from split_records(
             blocks,
@@ -107,6 +113,21 @@ def _read_plain(
             hold_limit=how.hold_limit,
             block_bytes=how.block,
         )
+
+
+def _read_records(
+    blocks: Iterator[bytes], source: SourceFile, start: int, how: Reading
+) -> Iterator[Chunk]:
+    """Yield the documents in the blocks of a file that has records. They begin at offset `start`."""
+    if source.kind in ("json", "csv"):
+        read = read_json_array if source.kind == "json" else read_csv
+        return read(
+            blocks, source.path, how.text_field, how.cutter, how.block, how.hold_limit, how.keep
+        )
+    lines = _refuse_long_lines(blocks, start, how.hold_limit)
+    return read_json_lines(
+        lines, start, how.text_field, how.cutter, how.block, how.hold_limit, how.keep
+    )
 
 
 def _read_blocks(
@@ -146,11 +167,8 @@ def _refuse_long_lines(blocks: Iterator[bytes], start: int, hold_limit: int) -> 
 def _read_compressed(source: SourceFile, how: Reading) -> Iterator[Chunk]:
     with open_source(source.path) as raw:
         blocks = _decompressed_blocks(_decompress(raw, source, how.window), source, how.block)
-        if source.kind == "jsonl":
-            lines = _refuse_long_lines(blocks, 0, how.hold_limit)
-            chunks = read_json_lines(
-                lines, 0, how.text_field, how.cutter, how.block, how.hold_limit
-            )
+        if source.kind != "text":
+            chunks = _read_records(blocks, source, 0, how)
         else:
             chunks = split_records(
                 blocks,

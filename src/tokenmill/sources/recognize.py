@@ -16,10 +16,19 @@ from stat import S_ISDIR, S_ISREG
 import orjson
 
 from tokenmill.errors import TooLongError
+from tokenmill.sources.csv_rows import read_csv
 from tokenmill.sources.detect_text import HEAD, looks_like_text
-from tokenmill.sources.files import BadFileError, SourceFile, is_about_process, name_source
+from tokenmill.sources.files import (
+    BadFileError,
+    CutShortError,
+    SourceFile,
+    is_about_process,
+    name_source,
+)
+from tokenmill.sources.json_array import read_json_array
 from tokenmill.sources.json_lines import read_json_lines
 from tokenmill.sources.read import Reading, read_head, read_range, refuse_wide
+from tokenmill.sources.records import Chunk
 from tokenmill.storage.decoding import load_json
 from tokenmill.storage.names import EXCLUDE_ENDING
 
@@ -37,7 +46,6 @@ _TEXT = frozenset(
 _ARCHIVES = frozenset(
     ".tar .tgz .tbz .tbz2 .txz .tzst .zip .7z .rar .jar .whl .cpio .deb .rpm .cab .iso".split()
 )
-_ARRAY = "it is one JSON array, not one record per line; convert it with `jq -c '.[]'`"
 _HEAD = 1 << 16
 
 
@@ -113,8 +121,8 @@ def _split(path: str) -> tuple[str | None, str]:
 def _judge_json(source: SourceFile) -> SourceFile:
     """Decide whether a `.json` file is JSON lines, one object over many lines, or an array.
 
-    Returns the source unchanged for JSON lines, as plain text for one object, and with a fault for an
-    array. A file of JSON lines may have broken lines, so one bad line proves nothing. A file counts as
+    Returns the source unchanged for JSON lines, as plain text for one object, and as the kind "json"
+    for an array. A file of JSON lines may have broken lines, so one bad line proves nothing. A file counts as
     one object only if its head parses as the beginning of an object, or if few lines of its head look
     like records.
     """
@@ -127,12 +135,12 @@ def _judge_json(source: SourceFile) -> SourceFile:
     line, _, more = (head.rstrip() if whole else head).partition(b"\n")
     array = head.startswith(b"[")
     if not more:
-        return replace(source, fault=_ARRAY) if array else source
+        return replace(source, kind="json") if array else source
     if not head.startswith((b"{", b"[")) or _parses(line):
         return source
     if not _begins_document(head, whole) and _has_records(head):
         return source
-    return replace(source, fault=_ARRAY) if array else replace(source, kind="text")
+    return replace(source, kind="json" if array else "text")
 
 
 def _parses(line: bytes) -> bool:
@@ -191,13 +199,24 @@ def find_fault(source: SourceFile, text_field: str, hold_limit: int = 1 << 62) -
         return error.reason
     except TooLongError as error:
         return f"{error}, too many for `memory`"
-    return _find_record_fault(head, text_field) if source.kind == "jsonl" else None
+    return _find_record_fault(source, head, text_field) if source.kind != "text" else None
 
 
-def _find_record_fault(head: bytes, text_field: str) -> str | None:
-    lines = head if len(head) < _HEAD else head[: head.rfind(b"\n") + 1]
-    chunks = list(read_json_lines([lines + b"\n"], 0, text_field, None))
-    refused = chunks[0].rejections
+def _find_record_fault(source: SourceFile, head: bytes, text_field: str) -> str | None:
+    chunks: list[Chunk] = []
+    try:
+        if source.kind in ("json", "csv"):
+            read = read_json_array if source.kind == "json" else read_csv
+            chunks += read([head], source.path, text_field, None)
+        else:
+            lines = head if len(head) < _HEAD else head[: head.rfind(b"\n") + 1]
+            chunks += read_json_lines([lines + b"\n"], 0, text_field, None)
+    except CutShortError as error:
+        if len(head) < _HEAD:
+            return error.reason
+    except BadFileError as error:
+        return error.reason
+    refused = [rejection for chunk in chunks for rejection in chunk.rejections]
     if not refused or any(chunk.texts for chunk in chunks):
         return None
     line, reason = refused[0].line, refused[0].reason

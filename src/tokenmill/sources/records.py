@@ -79,6 +79,8 @@ class Chunk:
     # For each record that is not UTF-8: the offset of its first invalid byte, by the offset of the
     # record. Plain text has no entries here, because the text itself shows the place.
     bad_bytes: dict[int, int] = field(default_factory=dict)
+    # The kept fields of each record as a JSON object, by the offset of the record.
+    fields: dict[int, bytes] = field(default_factory=dict)
     _newlines: Places | None = None
 
     def line_of(self, offset: int) -> int | None:
@@ -421,18 +423,18 @@ def limit_chunk(chunk: Chunk, cutter: Cutter | None, block: int = BLOCK) -> Iter
     held = 0
     for text, offset in zip(chunk.texts, chunk.offsets, strict=True):
         if held and held + len(text) > block:
-            yield Chunk(texts, offsets, bad_bytes=chunk.bad_bytes)
+            yield Chunk(texts, offsets, bad_bytes=chunk.bad_bytes, fields=chunk.fields)
             texts, offsets, held = [], [], 0
         if len(text) > 2 * block and cutter is not None:
             blocks = (text[i : i + block] for i in range(0, len(text), block))
             for fragment in split_records(blocks, 0, None, cutter, block_bytes=block):
                 fragment.offsets = [offset]
                 fragment.lines, fragment.read, fragment.whole = 0, 0, b""
-                fragment.bad_bytes = chunk.bad_bytes
+                fragment.bad_bytes, fragment.fields = chunk.bad_bytes, chunk.fields
                 yield fragment
         else:
             texts.append(text)
             offsets.append(offset)
             held += len(text)
     if texts:
-        yield Chunk(texts, offsets, bad_bytes=chunk.bad_bytes)
+        yield Chunk(texts, offsets, bad_bytes=chunk.bad_bytes, fields=chunk.fields)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from tokenmill.errors import DatasetError
 from tokenmill.html import render
 from tokenmill.storage.mapping import Maps, map_file
 from tokenmill.storage.reading import DamagedFileError, check_size, open_inside
+from tokenmill.store.fields import FieldsReader
 from tokenmill.store.manifest import DOCUMENT_DTYPE
 from tokenmill.store.tables import ShardTable, Source, SourceTable
 
@@ -46,6 +47,18 @@ class Document:
     key: str | None = None
     source: Source | None = None
     offset: int | None = None
+    # Not fields of the dataclass, because they are not part of what a document is.
+    _reader: ClassVar[FieldsReader | None] = None
+    _line: ClassVar[int] = 0
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The fields that `prepare` kept; reads them from the disk. Empty if there are none."""
+        return {} if self._reader is None else self._reader.read(self._line)
+
+    def attach_fields(self, reader: FieldsReader, line: int) -> None:
+        """Say that the kept fields of the document are in a line that `reader` reads."""
+        vars(self).update(_reader=reader, _line=line)
 
 
 class DocumentTable(ABC):
@@ -116,15 +129,23 @@ class DocumentTable(ABC):
 class Documents(DocumentTable):
     """The documents of a prepared split."""
 
-    def __init__(self, folder: Path, shards: ShardTable, sources: SourceTable, split: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        shards: ShardTable,
+        sources: SourceTable,
+        split: str,
+        fields: FieldsReader | None = None,
+    ) -> None:
         self._folder, self._shards, self._sources, self._split = folder, shards, sources, split
+        self._fields = fields
         self._token_starts = sums(shards.tokens)
         # numbers[n] is the number of the first document that starts in shard n, or after it.
         self._numbers = sums(shards.documents)
         self._map = Maps(partial(_map_table, folder, shards)).__getitem__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Documents, (self._folder, self._shards, self._sources, self._split)
+        return Documents, (self._folder, self._shards, self._sources, self._split, self._fields)
 
     def __len__(self) -> int:
         return int(self._numbers[-1])
@@ -145,7 +166,7 @@ class Documents(DocumentTable):
                 shard, f"document {number} has a position or source that does not exist"
             )
         high, low = record["key"].tolist()
-        return Document(
+        document = Document(
             number=number,
             split=self._split,
             start=start,
@@ -154,6 +175,9 @@ class Documents(DocumentTable):
             source=self._sources[source],
             offset=int(record["offset"]),
         )
+        if self._fields is not None:
+            document.attach_fields(self._fields, number)
+        return document
 
     def at(self, token: int) -> Document:
         """Return the document that contains a token of the split."""

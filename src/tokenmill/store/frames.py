@@ -104,21 +104,22 @@ class Packer:
             self._rest += view[:place]
             if len(self._rest) < self._frame_bytes:
                 return b""
-            frames.append(self._compress(self._rest))
+            frames.append(self.pack_frame(self._rest))
         while len(view) - place >= self._frame_bytes:
-            frames.append(self._compress(view[place : place + self._frame_bytes]))
+            frames.append(self.pack_frame(view[place : place + self._frame_bytes]))
             place += self._frame_bytes
         self._rest = bytes(view[place:])
         return b"".join(frames)
 
     def finish(self) -> bytes:
         """Return the last frame, if bytes are left, and the table of frames."""
-        last = self._compress(self._rest) if self._rest else b""
+        last = self.pack_frame(self._rest) if self._rest else b""
         table = np.array(self._sizes, "<u4").tobytes()
         head = _HEAD.pack(_SKIPPABLE, len(table) + _FOOT.size)
         return last + head + table + _FOOT.pack(len(self._sizes), 0, _SEEKABLE)
 
-    def _compress(self, data: bytes | memoryview) -> bytes:
+    def pack_frame(self, data: bytes | memoryview) -> bytes:
+        """Return the frame for some bytes of any size up to 2 MiB."""
         try:
             frame = self._compressor.compress(data)
         except self._error as error:  # out of memory is the only possible reason

@@ -30,9 +30,11 @@ from tokenmill.storage.listing import find_sizes
 from tokenmill.storage.names import MANIFEST_NAME, SOURCES_NAME
 from tokenmill.storage.object_path import as_path
 from tokenmill.storage.reading import read_inside
+from tokenmill.store.fields import KeptFields
 from tokenmill.store.frames import Compression
 from tokenmill.store.manifest_body import (
     COMPRESSED_VERSION,
+    FIELDS_VERSION,
     FORMAT,
     VERSION,
     decode_manifest,
@@ -89,6 +91,7 @@ class Manifest:
     settings: Mapping[str, Any] = field(default_factory=dict)
     ledger: Mapping[str, Any] = field(default_factory=dict)
     compression: Compression | None = None
+    fields: KeptFields | None = None  # the fields that were kept beside the tokens
 
     def to_json(self) -> bytes:
         """Return the bytes of the manifest's file: indented JSON, with a final newline."""
@@ -101,15 +104,17 @@ class Manifest:
             for name, split in self.splits.items()
         }
         is_plain = self.compression is None
+        version = VERSION if is_plain else COMPRESSED_VERSION
         body = {
             "format": FORMAT,
-            "version": VERSION if is_plain else COMPRESSED_VERSION,
+            "version": version if self.fields is None else FIELDS_VERSION,
             "dtype": self.dtype,
             "vocab_size": self.vocab_size,
             "tokenizer": {"name": self.tokenizer, "fingerprint": self.tokenizer_fingerprint},
             "eot": {"place": self.eot, "id": self.eot_id},
             **({} if is_plain else {"compression": self.compression}),
             "splits": splits,
+            **({} if self.fields is None else {"fields": self.fields}),
             "settings": dict(self.settings),
             "ledger": dict(self.ledger),
             "sources": {
@@ -124,11 +129,14 @@ class Manifest:
         return head + seal(head)
 
     def find_incomplete(self, folder: Path) -> str | None:
-        """Return the first shard file that is missing or has the wrong size; None if there is none.
+        """Return the first file of a shard, or of kept fields, that is missing or has the wrong size; None if there is none.
 
         Opens no file.
         """
         width = np.dtype(self.dtype).itemsize
+        for file in self.fields.files.values() if self.fields else ():
+            if list(find_sizes(folder, [file.path])) != [file.bytes]:
+                return file.path
         for split in self.splits.values():
             expected = split.shards.measure_files(width).tolist()
             found = find_sizes(folder, split.shards.path)
@@ -194,6 +202,7 @@ their `dtype` and `format='raw'`.
             settings=settings,
             ledger=ledger,
             compression=body.compression,
+            fields=body.fields,
         )
 
 

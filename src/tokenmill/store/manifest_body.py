@@ -20,6 +20,7 @@ import xxhash
 
 from tokenmill.storage.decoding import check_values, decode
 from tokenmill.storage.reading import DamagedFileError
+from tokenmill.store.fields import FieldsFile, KeptFields
 from tokenmill.store.frames import Compression
 from tokenmill.store.tables import CompressedFile, Count, Name, Shard
 from tokenmill.wording import brief, harmless
@@ -27,9 +28,11 @@ from tokenmill.wording import brief, harmless
 FORMAT = "tokenmill"
 VERSION = 3
 COMPRESSED_VERSION = 4  # the version of datasets with compressed shards
+FIELDS_VERSION = 5  # the version of datasets with kept fields; their shards may be compressed
 MOST_SPLITS = 1_000
+_VERSIONS = (VERSION, COMPRESSED_VERSION, FIELDS_VERSION)
 
-# The entries of the file. `_count_strings` relies on every entry being required, except the two in
+# The entries of the file. `_count_strings` relies on every entry being required, except those in
 # `_OPTIONAL`; either all shards have the entry `compressed`, or none has it.
 
 
@@ -64,7 +67,7 @@ class Body(_Entry, omit_defaults=True):
     """The whole manifest."""
 
     format: Literal["tokenmill"]
-    version: Literal[3, 4]
+    version: Literal[3, 4, 5]
     dtype: Literal["uint16", "uint32"]
     vocab_size: Count
     tokenizer: _Tokenizer
@@ -75,6 +78,7 @@ class Body(_Entry, omit_defaults=True):
     sources: _Sources
     xxh3_128: Name
     compression: Compression | None = None
+    fields: KeptFields | None = None
 
 
 class _Kind(msgspec.Struct):
@@ -85,10 +89,13 @@ class _Kind(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(Body)
-_OPTIONAL = ("compression", "compressed")  # absent instead of null
+_OPTIONAL = ("compression", "compressed", "fields")  # absent instead of null
 _NAMES = {
     name
-    for kind in (Body, _Tokenizer, _EndOfText, _Split, _Sources, Compression, Shard, CompressedFile)
+    for kind in (
+        *(Body, _Tokenizer, _EndOfText, _Split, _Sources, Compression, Shard, CompressedFile),
+        *(KeptFields, FieldsFile),
+    )
     for name in kind.__struct_fields__
 }
 
@@ -131,12 +138,12 @@ def _explain(name: str, data: bytes, error: Exception) -> DamagedFileError:
             "If the files beside it contain only ids, open them with their `dtype` and "
             "`format='raw'`.",
         )
-    if type(kind.version) is not int or kind.version not in (VERSION, COMPRESSED_VERSION):
+    if type(kind.version) is not int or kind.version not in _VERSIONS:
         is_older = kind.version in (1, 2)
         return DamagedFileError(
             name,
-            f"has version {_name(kind.version)}, but this tokenmill reads only version {VERSION} and "
-            f"{COMPRESSED_VERSION}",
+            f"has version {_name(kind.version)}, but this tokenmill reads only versions {VERSION} to "
+            f"{FIELDS_VERSION}",
             "Prepare the dataset again: run the same tokenmill prepare command with --restart."
             if is_older
             else "Use the tokenmill that wrote it, or a newer one.",
@@ -175,6 +182,7 @@ def _check_body(body: Body, data: bytes, settings: dict[str, Any], ledger: dict[
     if not _has_seal(data):
         raise ValueError
     _check_compression(body)
+    _check_fields(body)
     if _count_quotes(data) != 2 * sum(map(_count_strings, (body, settings, ledger))):
         raise ValueError(_explain_strings(data))
     if body.vocab_size > int(np.iinfo(body.dtype).max) + 1:
@@ -197,13 +205,28 @@ def _check_body(body: Body, data: bytes, settings: dict[str, Any], ledger: dict[
 
 def _check_compression(body: Body) -> None:
     """Check that all shards and the entry `compression` fit the version: compressed or plain."""
-    is_compressed = body.version == COMPRESSED_VERSION
-    if (body.compression is not None) != is_compressed:
+    is_compressed = body.compression is not None
+    if body.version != FIELDS_VERSION and (body.version == COMPRESSED_VERSION) != is_compressed:
         raise ValueError(f"'compression' does not fit version {body.version}")
     for split in body.splits.values():
         for shard in split.shards:
             if (shard.compressed is not None) != is_compressed:
                 raise ValueError(f"'compressed' of {shard.path} does not fit 'compression'")
+
+
+def _check_fields(body: Body) -> None:
+    """Check that the entry `fields` fits the version, and names files in the folder."""
+    if (body.fields is not None) != (body.version == FIELDS_VERSION):
+        raise ValueError(f"'fields' does not fit version {body.version}")
+    if body.fields is None:
+        return
+    for name in body.fields.names:
+        if not name:
+            raise ValueError("the name of a kept field is empty")
+    for split, file in body.fields.files.items():
+        if split not in body.splits:
+            raise ValueError(f"'fields' has the split {brief(split)}, which does not exist")
+        _check_path(file.path)
 
 
 def _check_paths(paths: list[str]) -> None:

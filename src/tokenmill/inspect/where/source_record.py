@@ -27,6 +27,7 @@ from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.preparation.texts import clean_chunk
 from tokenmill.progress import Watcher
 from tokenmill.sources.compression import LARGEST_WINDOW
+from tokenmill.sources.csv_kind import choose_csv_kind
 from tokenmill.sources.files import SourceFile, open_source, stat_source
 from tokenmill.sources.find import find_files
 from tokenmill.sources.parquet import measure_text
@@ -97,10 +98,13 @@ def find_start(source: SourceFile, settings: PrepareSettings, place: int) -> int
 
     Returns None if only reading from the beginning of the file can tell.
     """
+    source = choose_csv_kind(source, settings.text_field, settings.csv)
     separator = b"\n" if source.kind == "jsonl" else settings.separator
+    if source.is_undivided:
+        return None
     if separator is None:
         return 0
-    if source.compression or not separator or overlaps_itself(separator):
+    if not separator or overlaps_itself(separator):
         return None
     with open_source(source.path) as file:
         end = place
@@ -126,6 +130,7 @@ def read_record(
 
     Reading begins at `start`, where a record must start.
     """
+    source = choose_csv_kind(source, settings.text_field, settings.csv)
     found = _Candidate(source, settings, place)
     try:
         for chunk in _read(source, settings, place, start, watcher):
