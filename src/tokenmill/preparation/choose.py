@@ -311,7 +311,7 @@ def explain_nothing_kept(run: Run, sifted: Sifted) -> InputError:
         first = _read_first(sifted.rejected[0])
         place = f"line {first['line']}" if first.get("line") else f"row {first.get('row')}"
         lines.append(f"The first rejected record: {first['source']}, {place}: {first['reason']}")
-    if any(source.kind in ("jsonl", "parquet") for source in plan.sources):
+    if any(source.kind in ("jsonl", "parquet", "arrow") for source in plan.sources):
         lines.append(
             f"If the text is not in the field {plan.settings.text_field!r}, name its field with "
             "`text_field=NAME`, and add `restart=True`."

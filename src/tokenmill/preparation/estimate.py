@@ -8,7 +8,7 @@ then, and after `_MOST_SECONDS` in any case. A separate check, with its own time
 of each file to find files that a run would refuse.
 
 A file of text or JSON lines counts as one document, plus an estimate of its further documents. For
-a Parquet file, the row count in its footer is the number of documents.
+a Parquet or Arrow file, the row count in its metadata is the number of documents.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tokenmill.preparation.plan import Part, Plan, SourceRange
 from tokenmill.preparation.texts import clean_chunk
 from tokenmill.sources.files import BadFileError, SourceFile
 from tokenmill.sources.find import PassedOver
-from tokenmill.sources.parquet import measure_text
 from tokenmill.sources.recognize import find_fault
 from tokenmill.sources.records import Chunk
+from tokenmill.sources.tables import measure_unit_texts
 from tokenmill.store.frames import Packer, choose_compression
 
 _HEAD_SECONDS = 4.0  # to read the heads of files
@@ -119,7 +119,7 @@ class _Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class _Item:
-    """A file, or a row group of a Parquet file. The amount of text is assumed proportional to `size`."""
+    """A file, or a row group or batch of one. The amount of text is assumed proportional to `size`."""
 
     source: int
     size: int
@@ -228,8 +228,9 @@ def _divide(
     for number, source in enumerate(sources):
         extension = source.path[source.path.rfind(".", source.path.rfind("/")) :]
         kind = source.kind, source.compression, extension
-        if source.kind == "parquet":
-            for group, (size, rows) in enumerate(measure_text(source.path, text_field, hold_limit)):
+        if source.unit == "row":
+            units = measure_unit_texts(source, text_field, hold_limit)
+            for group, (size, rows) in enumerate(units):
                 item = _Item(source=number, size=size, group=group, rows=rows)
                 strata.setdefault(kind, _Stratum()).items.append(item)
         else:
@@ -264,7 +265,7 @@ def _measure(plan: Plan, item: _Item, place: int) -> tuple[_Measured, int]:
     """
     started = time.perf_counter()
     source = plan.sources[item.source]
-    if source.kind == "parquet":
+    if source.unit == "row":
         which = SourceRange(item.source, item.group, item.group + 1)
     elif source.compression or item.size <= 2 * _TEXT:
         which = SourceRange(item.source, 0, item.size)

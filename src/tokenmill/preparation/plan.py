@@ -25,8 +25,8 @@ from tokenmill.preparation.memory import DEFAULT_SHARE, LEAST_SHARE, holdable_by
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.sources.files import SourceFile
 from tokenmill.sources.find import PassedOver, find_files
-from tokenmill.sources.parquet import measure_row_groups
 from tokenmill.sources.records import BLOCK, overlaps_itself
+from tokenmill.sources.tables import measure_units
 from tokenmill.storage.object_path import as_path
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 from tokenmill.tokenizers.registry import check_picklable
@@ -56,7 +56,7 @@ class Limits:
 
 
 class SourceRange(NamedTuple):
-    """A range of one source: bytes, or row groups of a Parquet file."""
+    """A range of one source: bytes, row groups of a Parquet file or batches of an Arrow file."""
 
     source: int
     start: int
@@ -239,8 +239,8 @@ def cut_into_parts(
 ) -> tuple[tuple[Part, ...], int]:
     """Divide the sources into parts. Returns the parts, and the bytes from one cut to the next.
 
-    A plain file is cut at the multiples of this number, a Parquet file between row groups; a
-    compressed file is not cut. Small files of any kind share a part.
+    A plain file is cut at the multiples of this number, a Parquet file between row groups, an Arrow
+    file between record batches; a compressed file is not cut. Small files of any kind share a part.
     """
     total = sum(source.size for source in sources)
     step = limits.part_bytes * max(1, -(-total // (limits.part_bytes * limits.parts)))
@@ -288,7 +288,7 @@ def cut_into_parts(
             continue
         for index, one in enumerate(ranges):
             share = source.size * (index + 1) // len(ranges) - source.size * index // len(ranges)
-            plain = source.kind != "parquet" and not source.compression
+            plain = source.unit != "row" and not source.compression
             add([one], one.end - one.start if plain else share)
     flush()
     return tuple(parts), step
@@ -303,8 +303,8 @@ def _cut(
     number: int, source: SourceFile, step: int, hold_limit: int, text_can_be_cut: bool
 ) -> tuple[list[SourceRange], int]:
     """Return the ranges of a source, and an estimate of how many bytes of text the source has."""
-    if source.kind == "parquet":
-        return _row_group_ranges(number, source, step, hold_limit)
+    if source.unit == "row":
+        return _unit_ranges(number, source, step, hold_limit)
     if source.compression:
         return [SourceRange(number, 0, source.size)], source.size * _EXPANSION
     if source.size > step and (source.kind != "text" or text_can_be_cut):
@@ -313,13 +313,13 @@ def _cut(
     return [SourceRange(number, 0, source.size)], source.size
 
 
-def _row_group_ranges(
+def _unit_ranges(
     number: int, source: SourceFile, step: int, hold_limit: int
 ) -> tuple[list[SourceRange], int]:
-    """Return ranges of row groups, each about a part's size, and the bytes in all row groups."""
+    """Return ranges of row groups or batches, each about a part's size, and the bytes in all."""
     ranges: list[SourceRange] = []
     start = held = 0
-    sizes = measure_row_groups(source.path, hold_limit)
+    sizes = measure_units(source, hold_limit)
     if not sizes:
         return [SourceRange(number, 0, source.size)], source.size
     for index, size in enumerate(sizes):

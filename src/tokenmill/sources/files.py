@@ -38,7 +38,7 @@ class SourceFile:
     """
 
     path: str
-    kind: str  # "text", "jsonl" or "parquet"
+    kind: str  # "text", "jsonl", "parquet" or "arrow"
     compression: str | None
     size: int
     modified: int
@@ -47,7 +47,7 @@ class SourceFile:
     @property
     def unit(self) -> str:
         """What a position in this file counts: rows or bytes."""
-        return "row" if self.kind == "parquet" else "byte"
+        return "row" if self.kind in ("parquet", "arrow") else "byte"
 
 
 def is_about_process(error: BaseException) -> bool:

@@ -34,6 +34,7 @@ _REASONS = {  # the reason for one item, and for several
     NOT_TEXT: ("file that is not text", "files that are not text"),
     "an archive": ("archive", "archives"),
     "compressed Parquet": ("compressed Parquet file", "compressed Parquet files"),
+    "compressed Arrow": ("compressed Arrow file", "compressed Arrow files"),
     "a list of excluded documents": (
         "list of excluded documents",
         "lists of excluded documents",
@@ -116,10 +117,8 @@ def find_files(
 def _refuse_what_is_never_text(source: SourceFile) -> None:
     if is_archive(source.path):
         raise InputError(f"{source.path} is an archive. Unpack it, and pass the folder instead.")
-    if why_not_text(source) == "compressed Parquet":
-        raise InputError(
-            f"{source.path} is compressed Parquet. Decompress it, and pass the result instead."
-        )
+    if (reason := why_not_text(source)) in ("compressed Parquet", "compressed Arrow"):
+        raise InputError(f"{source.path} is {reason}. Decompress it, and pass the result instead.")
 
 
 def _expand(

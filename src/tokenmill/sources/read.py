@@ -1,4 +1,4 @@
-"""Read documents from input files: plain text, JSON lines and Parquet, compressed or not.
+"""Read documents from input files: plain text, JSON lines, Parquet and Arrow, compressed or not.
 
 Files are read as streams, a block at a time. Compressed streams are read to their trailer: a
 truncated or altered stream is a `BadFileError`, never a short file. A record that cannot be used is
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from tokenmill.errors import InputError, TooLongError
+from tokenmill.sources.arrow import read_arrow
 from tokenmill.sources.compression import (
     DAMAGED,
     LARGEST_WINDOW,
@@ -52,7 +53,7 @@ class Reading:
 def read_range(source: SourceFile, start: int, end: int, how: Reading) -> Iterator[Chunk]:
     """Yield the documents in the range [start, end) of a file, in chunks.
 
-    For Parquet, the range counts row groups; otherwise it counts bytes. A compressed file is always
+    For Parquet, the range counts row groups; for Arrow, record batches; otherwise it counts bytes. A compressed file is always
     read whole.
     """
     try:
@@ -66,6 +67,16 @@ def read_range(source: SourceFile, start: int, end: int, how: Reading) -> Iterat
                 hold_limit=how.hold_limit,
                 block=how.block,
                 rows=how.rows,
+            )
+        elif source.kind == "arrow":
+            yield from read_arrow(
+                source,
+                start,
+                end,
+                how.text_field,
+                how.cutter,
+                hold_limit=how.hold_limit,
+                block=how.block,
             )
         elif source.compression:
             yield from _read_compressed(source, how)

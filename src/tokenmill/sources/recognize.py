@@ -26,6 +26,7 @@ from tokenmill.storage.names import EXCLUDE_ENDING
 NOT_TEXT = "not text"
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+_KINDS |= {".arrow": "arrow", ".feather": "arrow"}
 # These names are always text. Other files in a folder are text if their first bytes look like it.
 _TEXT = frozenset(
     ".txt .text .md .markdown .rst .tex .log .csv .tsv .html .htm .xml .yaml .yml .toml .ini .cfg "
@@ -67,7 +68,7 @@ def recognize(path: str, known: os.stat_result | None = None) -> SourceFile | No
     kind = _KINDS.get(inner, "text")
     source = SourceFile(
         path=name_source(path),
-        kind="text" if kind == "parquet" and compression else kind,
+        kind="text" if kind in ("parquet", "arrow") and compression else kind,
         compression=compression,
         size=stat.st_size,
         modified=stat.st_mtime_ns,
@@ -100,6 +101,8 @@ def why_not_text(source: SourceFile) -> str | None:
         return None  # the run will report it
     if inner == ".parquet" and head.startswith(b"PAR1"):
         return "compressed Parquet"
+    if _KINDS.get(inner) == "arrow" and head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
+        return "compressed Arrow"
     return None if looks_like_text(head) else NOT_TEXT
 
 
@@ -180,7 +183,7 @@ def find_fault(source: SourceFile, text_field: str, hold_limit: int = 1 << 62) -
     if source.fault:
         return source.fault
     try:
-        if source.kind == "parquet":
+        if source.kind in ("parquet", "arrow"):
             how = Reading(text_field=text_field, hold_limit=hold_limit)
             for _ in read_range(source, 0, 0, how):  # checks the footer
                 pass

@@ -28,9 +28,9 @@ from tokenmill.progress import Watcher
 from tokenmill.sources.compression import LARGEST_WINDOW
 from tokenmill.sources.files import SourceFile, open_source, stat_source
 from tokenmill.sources.find import find_files
-from tokenmill.sources.parquet import measure_text
 from tokenmill.sources.read import Reading, read_blocks, read_range
 from tokenmill.sources.records import Chunk, Cutter, Rejection, overlaps_itself
+from tokenmill.sources.tables import measure_unit_texts
 from tokenmill.wording import count, counted
 
 SHOWN = 1 << 16  # bytes of a text to keep
@@ -148,12 +148,12 @@ def _read(
         window=LARGEST_WINDOW,
     )
     end = source.size
-    if source.kind == "parquet":
-        groups = measure_text(source.path, settings.text_field)
+    if source.unit == "row":
+        groups = measure_unit_texts(source, settings.text_field)
         ends = list(accumulate(rows for _, rows in groups))
         start = bisect_right(ends, place)
         end = start + 1 if groups else source.size
-    watcher.begin("reading the source", source.size - start if source.kind != "parquet" else 0)
+    watcher.begin("reading the source", source.size - start if source.unit != "row" else 0)
     yield from read_range(source, start, end, how)
 
 
