@@ -209,7 +209,10 @@ def _show_repairs(report: Report) -> None:
     for entry in files["examples"]:
         share = entry["replaced_bytes"] / max(1, entry["bytes"])
         guess = entry["encoding"]
-        cure = f"; it looks like {guess}: try iconv -f {guess} -t UTF-8" if guess else ""
+        cure = (
+            f"; it looks like {guess}: convert it with iconv -f {guess} -t UTF-8" if guess else ""
+        )
+        cure += f", or pass --encoding {guess} if all files are" if guess else ""
         show(f"Not UTF-8: {one_line(entry['source'])}: {share:.1%} of its text was replaced{cure}.")
     if files["files"] > len(files["examples"]):
         show(

@@ -97,7 +97,10 @@ def _find_faults(plan: Plan) -> tuple[dict[str, str], int]:
     faults, checked = {}, 0
     # Every 97th file first, so that the checked files are from everywhere if time runs out.
     for number in chain.from_iterable(range(first, len(sources), 97) for first in range(97)):
-        if fault := find_fault(sources[number], plan.settings.text_field, plan.hold_limit):
+        settings = plan.settings
+        if fault := find_fault(
+            sources[number], settings.text_field, plan.hold_limit, settings.encoding
+        ):
             faults[number] = fault
         checked += 1
         if time.perf_counter() - started > _HEAD_SECONDS:
@@ -265,9 +268,10 @@ def _measure(plan: Plan, item: _Item, place: int) -> tuple[_Measured, int]:
     """
     started = time.perf_counter()
     source = plan.sources[item.source]
+    is_stream = source.is_stream or (plan.settings.converts and source.unit == "byte")
     if source.unit == "row":
         which = SourceRange(item.source, item.group, item.group + 1)
-    elif source.compression or item.size <= 2 * _TEXT:
+    elif is_stream or item.size <= 2 * _TEXT:
         which = SourceRange(item.source, 0, item.size)
     else:
         start = min(place // _TEXT * _TEXT, item.size - _TEXT)
@@ -277,13 +281,13 @@ def _measure(plan: Plan, item: _Item, place: int) -> tuple[_Measured, int]:
     for chunk in task.read(which):
         found.add(chunk, plan, source)
         size += len(chunk.offsets) + len(chunk.rejections) if item.rows else chunk.read
-        if source.compression and (size >= _COMPRESSED or found.text >= _DECOMPRESSED):
+        if found.text >= _DECOMPRESSED or (is_stream and size >= _COMPRESSED):
             size -= min(_AHEAD, size / 2)
             break
         if item.rows and found.text >= _TEXT:
             break
     else:
-        if source.compression:
+        if is_stream:
             size = item.size
     if item.rows:
         size *= item.size / item.rows

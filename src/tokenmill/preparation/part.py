@@ -88,6 +88,7 @@ def _how_to_read(plan: Plan, limits: Limits) -> Reading:
     return Reading(
         separator=settings.separator,
         text_field=settings.text_field,
+        encoding=settings.encoding,
         step=plan.step,
         cutter=Cutter(anywhere=True),
         border_cutter=Cutter(short_line=short_line) if plan.tokenizer.cuttable else None,

@@ -278,7 +278,9 @@ def cut_into_parts(
             text_bytes = disk_bytes = 0
 
     for number, source in enumerate(sources):
-        ranges, weight = _cut(number, source, step, hold_limit, text_can_be_cut)
+        is_whole = settings.converts and source.unit == "byte"
+        most = source.size if is_whole else step
+        ranges, weight = _cut(number, source, most, hold_limit, text_can_be_cut)
         if group and (text_bytes + weight > step or len(group) >= most_files):
             flush()
         if weight <= step and len(ranges) == 1:
@@ -288,7 +290,7 @@ def cut_into_parts(
             continue
         for index, one in enumerate(ranges):
             share = source.size * (index + 1) // len(ranges) - source.size * index // len(ranges)
-            plain = source.unit != "row" and not source.compression
+            plain = source.unit != "row" and not source.is_stream
             add([one], one.end - one.start if plain else share)
     flush()
     return tuple(parts), step
@@ -305,8 +307,9 @@ def _cut(
     """Return the ranges of a source, and an estimate of how many bytes of text the source has."""
     if source.unit == "row":
         return _unit_ranges(number, source, step, hold_limit)
-    if source.compression:
-        return [SourceRange(number, 0, source.size)], source.size * _EXPANSION
+    if source.is_stream:
+        size = source.size * _EXPANSION if source.compression else source.size
+        return [SourceRange(number, 0, source.size)], size
     if source.size > step and (source.kind != "text" or text_can_be_cut):
         starts = range(0, source.size, step)
         return [SourceRange(number, at, min(at + step, source.size)) for at in starts], source.size

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
 from tokenmill.errors import UsageError
+from tokenmill.sources.encodings import AUTO, name_encoding
 
 EOT_TEXT = "<|endoftext|>"
 _TYPE_NAMES = {str: "a string", bool: "True or False", int: "a whole number", float: "a number"}
@@ -20,6 +21,7 @@ class PrepareArguments(TypedDict, total=False):
 
     documents: str
     text_field: str
+    encoding: str
     normalize: bool
     dedup: Literal["documents", "lines", "none"]
     min_line: int
@@ -48,6 +50,9 @@ class PrepareSettings:
         blank-line, or any other text as the separator. auto splits at <|endoftext|>.
     text_field
         Name of the JSON field or Parquet column that contains the text.
+    encoding
+        Encoding of plain text and JSON lines, such as cp1252 or shift_jis. auto means UTF-8, and
+        UTF-16 or UTF-32 where a file is certainly in one of them.
     normalize
         Clean the text: convert Unicode to NFC; clean up line ends, control characters and white
         space.
@@ -76,6 +81,7 @@ class PrepareSettings:
 
     documents: str = "auto"
     text_field: str = "text"
+    encoding: str = AUTO
     normalize: bool = True
     dedup: Literal["documents", "lines", "none"] = "documents"
     min_line: int = 20
@@ -123,10 +129,23 @@ class PrepareSettings:
             raise UsageError(
                 "`documents` is empty; give auto, file, line, blank-line or a separator."
             )
+        if self.encoding != AUTO:
+            known = name_encoding(self.encoding)
+            if known is None:
+                raise UsageError(
+                    f"`encoding` is {self.encoding!r}, which is not an encoding that can be read. "
+                    "Use auto, or a name such as cp1252, latin-1, shift_jis, gb18030 or utf-16."
+                )
+            object.__setattr__(self, "encoding", known)  # one name for each, to compare runs
         if not self.text_field:
             raise UsageError(
                 "`text_field` is empty; give the name of the field that holds the text."
             )
+
+    @property
+    def converts(self) -> bool:
+        """Whether all text is converted to UTF-8, which is possible only from its beginning."""
+        return self.encoding not in (AUTO, "utf-8")
 
     @property
     def separator(self) -> bytes | None:
@@ -145,10 +164,16 @@ class PrepareSettings:
         return text.encode()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as the manifest stores them: without `compress` if it is none."""
+        """Return the settings as the manifest stores them.
+
+        Two are omitted if they have their default: `compress` and `encoding`.
+        """
         settings = asdict(self)
-        compress = settings.pop("compress")
-        return settings if compress == "none" else {**settings, "compress": compress}
+        for name, usual in (("compress", "none"), ("encoding", AUTO)):
+            value = settings.pop(name)
+            if value != usual:
+                settings[name] = value
+        return settings
 
 
 def _is_unicode(text: str) -> bool:

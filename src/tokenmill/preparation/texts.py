@@ -184,8 +184,9 @@ def _repair(
             text.decode("utf-8")
         except UnicodeDecodeError as error:
             offset = chunk.offsets[i]
-            in_text = source.kind == "text"
-            place = offset + error.start if in_text else chunk.bad_bytes.get(offset, offset)
+            # The texts of JSON lines have an entry in `bad_bytes`.
+            found = offset if source.unit == "row" else offset + error.start
+            place = chunk.bad_bytes.get(offset, found)
             if settings.on_bad_text == "refuse":
                 raise BadFileError(
                     source.path,

@@ -38,7 +38,7 @@ class SourceFile:
     """
 
     path: str
-    kind: str  # "text", "jsonl", "parquet" or "arrow"
+    kind: str  # "text", "jsonl", "parquet", "arrow" or "tar"
     compression: str | None
     size: int
     modified: int
@@ -48,6 +48,11 @@ class SourceFile:
     def unit(self) -> str:
         """What a position in this file counts: rows or bytes."""
         return "row" if self.kind in ("parquet", "arrow") else "byte"
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the file has to be read from its beginning, so that one worker reads all of it."""
+        return self.compression is not None or self.kind == "tar"
 
 
 def is_about_process(error: BaseException) -> bool:

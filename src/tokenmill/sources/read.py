@@ -1,4 +1,4 @@
-"""Read documents from input files: plain text, JSON lines, Parquet and Arrow, compressed or not.
+"""Read documents from input files: plain text, JSON lines, Parquet, Arrow, tar archives of texts.
 
 Files are read as streams, a block at a time. Compressed streams are read to their trailer: a
 truncated or altered stream is a `BadFileError`, never a short file. A record that cannot be used is
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import BinaryIO
 
 from tokenmill.errors import InputError, TooLongError
@@ -21,12 +22,15 @@ from tokenmill.sources.compression import (
     WindowError,
     decompress,
 )
-from tokenmill.sources.encodings import find_wide_encoding
+from tokenmill.sources.containers import Joiner
+from tokenmill.sources.encodings import AUTO, choose_encoding, convert
 from tokenmill.sources.files import BadFileError, SourceFile, is_about_process, open_source
 from tokenmill.sources.json_lines import read_json_lines
 from tokenmill.sources.parquet import ROWS, read_parquet
 from tokenmill.sources.records import BLOCK, PARSED, Chunk, Cutter, find_border, split_records
+from tokenmill.sources.tar import ArchiveError, read_members
 
+_HEAD = 4096  # bytes that show whether a text is UTF-16 or UTF-32
 LEAST_MEMORY = 128 << 20  # bytes per worker, without the window of a zstd or xz stream
 
 
@@ -36,11 +40,12 @@ class Reading:
 
     A file is divided into parts about every `step` bytes (see `records.find_border`). `border_cutter`
     says where a border between parts may be inside a document. `cutter` says where a document may be
-    divided into fragments.
+    divided into fragments. `encoding` is that of text and JSON lines, outside of archives.
     """
 
     separator: bytes | None = None
     text_field: str = "text"
+    encoding: str = AUTO
     step: int = 1 << 62
     cutter: Cutter | None = None
     border_cutter: Cutter | None = None
@@ -53,8 +58,8 @@ class Reading:
 def read_range(source: SourceFile, start: int, end: int, how: Reading) -> Iterator[Chunk]:
     """Yield the documents in the range [start, end) of a file, in chunks.
 
-    For Parquet, the range counts row groups; for Arrow, record batches; otherwise it counts bytes. A compressed file is always
-    read whole.
+    For Parquet, the range counts row groups; for Arrow, record batches; otherwise it counts bytes. A
+    compressed file and an archive are always read whole.
     """
     try:
         if source.kind == "parquet":
@@ -78,14 +83,18 @@ def read_range(source: SourceFile, start: int, end: int, how: Reading) -> Iterat
                 hold_limit=how.hold_limit,
                 block=how.block,
             )
-        elif source.compression:
-            yield from _read_compressed(source, how)
+        elif source.is_stream:
+            yield from _read_stream(source, how)
         elif source.size == 0 and source.kind == "text":
             open_source(source.path).close()
             yield Chunk([b""], [0])  # an empty document, for the ledger
         else:
             with open_source(source.path) as file:
-                yield from _read_plain(file, source, start, end, how)
+                if choose_encoding(file.read(_HEAD), how.encoding) is None:
+                    yield from _read_plain(file, source, start, end, how)
+                    return
+            if start == 0:  # borders between parts are found in UTF-8 only
+                yield from _read_stream(source, how)
     except DAMAGED as error:
         if is_about_process(error):
             raise
@@ -129,8 +138,6 @@ def _read_blocks(
         block = file.read(min(size, end - place))
         if not block:
             raise BadFileError(source.path, "the file became shorter while it was being read")
-        if place == 0:
-            refuse_wide(source, block)
         place += len(block)
         yield block
 
@@ -154,23 +161,14 @@ def _refuse_long_lines(blocks: Iterator[bytes], start: int, hold_limit: int) -> 
         place += len(block)
 
 
-def _read_compressed(source: SourceFile, how: Reading) -> Iterator[Chunk]:
+def _read_stream(source: SourceFile, how: Reading) -> Iterator[Chunk]:
     with open_source(source.path) as raw:
-        blocks = _decompressed_blocks(_decompress(raw, source, how.window), source, how.block)
-        if source.kind == "jsonl":
-            lines = _refuse_long_lines(blocks, 0, how.hold_limit)
-            chunks = read_json_lines(
-                lines, 0, how.text_field, how.cutter, how.block, how.hold_limit
-            )
+        stream = _decompress(raw, source, how.window) if source.compression else raw
+        if source.kind == "tar":
+            chunks = _read_archive(stream, source, how)
         else:
-            chunks = split_records(
-                blocks,
-                0,
-                how.separator,
-                how.cutter,
-                hold_limit=how.hold_limit,
-                block_bytes=how.block,
-            )
+            blocks = _to_utf8(stream, how.encoding, how.block)
+            chunks = _read_records(blocks, source.kind, 0, how)
         place = 0
         try:
             for chunk in chunks:
@@ -189,6 +187,38 @@ def _read_compressed(source: SourceFile, how: Reading) -> Iterator[Chunk]:
             ) from error
 
 
+def _read_archive(stream: Stream, source: SourceFile, how: Reading) -> Iterator[Chunk]:
+    joiner = Joiner()
+    try:
+        for member in read_members(stream, how.block):
+            if member.why is not None:
+                reason = f"{member.name} is {member.why}"
+                yield from joiner.reject(member.offset, member.size, member.why, reason)
+            elif member.size == 0 and member.kind == "text":
+                yield from joiner.add(Chunk([b""], [member.offset]))
+            else:
+                for chunk in _read_records(member.blocks, member.kind, member.offset, how):
+                    yield from joiner.add(chunk)
+    except ArchiveError as error:
+        raise BadFileError(source.path, f"the archive is damaged: {error}") from error
+    yield from joiner.flush()
+
+
+def _read_records(blocks: Iterator[bytes], kind: str, start: int, how: Reading) -> Iterator[Chunk]:
+    """Yield the documents in a stream of text or JSON lines, which begins at offset `start`."""
+    if kind == "jsonl":
+        lines = _refuse_long_lines(blocks, start, how.hold_limit)
+        return read_json_lines(lines, start, how.text_field, how.cutter, how.block, how.hold_limit)
+    return split_records(
+        blocks,
+        start,
+        how.separator,
+        how.cutter,
+        hold_limit=how.hold_limit,
+        block_bytes=how.block,
+    )
+
+
 def _decompress(raw: BinaryIO, source: SourceFile, window: int) -> Stream:
     if source.size == 0:
         raise BadFileError(
@@ -197,46 +227,41 @@ def _decompress(raw: BinaryIO, source: SourceFile, window: int) -> Stream:
     return decompress(raw, source.compression or "", window=window)
 
 
-def _decompressed_blocks(stream: Stream, source: SourceFile, size: int) -> Iterator[bytes]:
-    first = True
-    while block := stream.read(size):
-        if first:
-            refuse_wide(source, block)
-            first = False
-        yield block
+def _to_utf8(stream: Stream, named: str, size: int) -> Iterator[bytes]:
+    """Yield the blocks of a text, in UTF-8."""
+    first = stream.read(size)
+    encoding = choose_encoding(first, named)
+    blocks = chain([first] if first else [], iter(lambda: stream.read(size), b""))
+    return blocks if encoding is None else convert(blocks, encoding, size)
 
 
-def read_head(source: SourceFile, size: int) -> bytes:
-    """Read the first bytes of a text or JSON lines file, decompressed."""
+def read_head(source: SourceFile, size: int, encoding: str | None = None) -> bytes:
+    """Read about the first `size` bytes of a file, decompressed, and in UTF-8 if `encoding` is given.
+
+    `encoding` is as in `Reading`.
+    """
     try:
         with open_source(source.path) as raw:
             stream = _decompress(raw, source, LARGEST_WINDOW) if source.compression else raw
-            return stream.read(size)
+            head = stream.read(size)
+            found = None if encoding is None else choose_encoding(head, encoding)
+            return b"".join(convert([head], found, size)) if found else head
     except DAMAGED as error:
         if is_about_process(error):
             raise
         raise BadFileError(source.path, _explain(error, source.compression)) from error
 
 
-def read_blocks(source: SourceFile, block: int = BLOCK) -> Iterator[bytes]:
-    """Yield all bytes of a text or JSON lines file, decompressed, some at a time."""
+def read_blocks(source: SourceFile, block: int = BLOCK, encoding: str = AUTO) -> Iterator[bytes]:
+    """Yield all bytes of a text or JSON lines file, decompressed and in UTF-8, some at a time."""
     try:
         with open_source(source.path) as raw:
             stream = _decompress(raw, source, LARGEST_WINDOW) if source.compression else raw
-            while data := stream.read(block):
-                yield data
+            yield from _to_utf8(stream, encoding, block)
     except DAMAGED as error:
         if is_about_process(error):
             raise
         raise BadFileError(source.path, _explain(error, source.compression)) from error
-
-
-def refuse_wide(source: SourceFile, head: bytes) -> None:
-    """Raise BadFileError if these first bytes of a text are UTF-16 or UTF-32."""
-    if encoding := find_wide_encoding(head):
-        raise BadFileError(
-            source.path, f"the text is {encoding}; convert it with `iconv -f {encoding} -t UTF-8`"
-        )
 
 
 def _explain(error: Exception, compression: str | None) -> str:
