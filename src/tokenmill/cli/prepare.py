@@ -26,6 +26,7 @@ from tokenmill.preparation.plan import Plan, make_plan
 from tokenmill.preparation.prepare import Report
 from tokenmill.preparation.prepare import prepare as prepare_dataset
 from tokenmill.preparation.settings import PrepareSettings
+from tokenmill.sources.files import STANDARD_INPUT
 from tokenmill.sources.find import describe_passed_over
 from tokenmill.storage.folder import storage_for
 from tokenmill.store.manifest import DOCUMENT_DTYPE
@@ -38,7 +39,9 @@ _FAULTS = 20  # maximum number of faults listed
 
 
 def prepare(
-    *inputs: Annotated[str, Parameter(name="INPUT", required=True, json_list=False)],
+    *inputs: Annotated[
+        str, Parameter(name="INPUT", required=True, json_list=False, allow_leading_hyphen=True)
+    ],
     out: Annotated[Path | None, Parameter(group=_WORK, converter=parse_path)] = None,
     tokenizer: Annotated[str, Parameter(group=_CONTENT)] = "gpt2",
     scheme: Annotated[str | None, Parameter(group=_CONTENT)] = None,
@@ -63,8 +66,8 @@ def prepare(
     Parameters
     ----------
     inputs
-        Files, folders or globs to read: plain text, source code, JSON lines or Parquet. Files may
-        be compressed (.gz, .zst, .bz2, .xz).
+        Files, folders or globs to read: plain text, source code, JSON lines, Parquet, Arrow or tar
+        archives of texts. Files may be compressed (.gz, .zst, .bz2, .xz). - is standard input.
     out
         Folder for the dataset. Must be new or empty, unless you are resuming. Required, except
         with --dry-run.
@@ -93,6 +96,7 @@ def prepare(
     dry_run
         Only estimate tokens, time and disk space from a sample of the input. Write nothing.
     """
+    _refuse_options(inputs)
     if out is None and not dry_run:
         raise UsageError("Name the folder for the dataset: --out DIR.")
     folder = out or Path("dataset")
@@ -124,6 +128,13 @@ def prepare(
         restart=restart,
         **chosen,
     )
+
+
+def _refuse_options(inputs: Sequence[str]) -> None:
+    """Refuse unknown options. They arrive as inputs, because the input `-` is allowed."""
+    for name in inputs:
+        if name.startswith("-") and name != STANDARD_INPUT:
+            raise UsageError(f"Unknown option: {name}.\nSee tokenmill prepare --help.")
 
 
 def prepare_and_show(inputs: Sequence[str], folder: str | Path, **options: Any) -> int:

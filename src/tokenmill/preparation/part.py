@@ -109,7 +109,7 @@ class TooLargeError(BadFileError):
 def _refuse_changed(source: SourceFile) -> None:
     """Raise `BadFileError` if a file changed since the plan was made."""
     try:
-        stat = stat_source(source.path)
+        stat = stat_source(source.place)
     except OSError:
         return  # opening the file raises a better error
     if (stat.st_size, stat.st_mtime_ns) != (source.size, source.modified):

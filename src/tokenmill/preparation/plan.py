@@ -133,7 +133,7 @@ class Plan:
         return {
             "settings": self.describe_settings(),
             "tokenizer": self.tokenizer.fingerprint,
-            "sources": [vars(source) for source in self.sources],
+            "sources": [source.describe() for source in self.sources],
         }
 
 
@@ -152,9 +152,12 @@ def make_plan(
     machine: int | None = None,
     limits: Limits | None = None,
     exclude: Exclude = None,
+    standard_input: SourceFile | None = None,
     **settings: Any,
 ) -> Plan:
     """Check all arguments and plan a run. `settings` are the fields of `PrepareSettings`.
+
+    `standard_input` is the copy of standard input, if `-` is among the inputs.
 
     `exclude` are lists of documents to leave out; None means the list of `out`. `machine` is the
     memory in bytes of all machines that do the work; None means this machine.
@@ -178,7 +181,7 @@ def make_plan(
     dtype = _choose_dtype(checked, tokenizer)
     if checked.eot != "none" and tokenizer.eot_id is None:
         raise UsageError(f"tokenizer {tokenizer.name} has no end-of-text token; use `eot='none'`.")
-    sources, passed_over = find_files(inputs, leave_out=as_path(out))
+    sources, passed_over = find_files(inputs, leave_out=as_path(out), standard_input=standard_input)
     if not checked.skip_bad_files:
         _refuse_faults(sources)
     lists = choose_lists(exclude, out)
@@ -266,7 +269,7 @@ def cut_into_parts(
 
     def add(ranges: Iterable[SourceRange], size: int) -> None:
         ranges = tuple(ranges)
-        facts = [vars(sources[one.source]) | one._asdict() for one in ranges]
+        facts = [sources[one.source].describe() | one._asdict() for one in ranges]
         content = orjson.dumps([context, step, facts], option=orjson.OPT_SORT_KEYS)
         parts.append(Part(name=xxhash.xxh3_128_hexdigest(content), ranges=ranges, size=size))
 

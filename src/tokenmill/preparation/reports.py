@@ -182,7 +182,7 @@ def _read_sample(source: SourceFile, offset: int) -> bytes:
             return b""
         if source.compression:
             return read_head(source, _SAMPLE)
-        with open_source(source.path) as file:
+        with open_source(source.place) as file:
             file.seek(offset)
             return file.read(_SAMPLE)
     except (OSError, BadFileError):

@@ -6,13 +6,14 @@ import os
 from dataclasses import dataclass
 from errno import EMFILE, ENFILE
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 from urllib.parse import unquote_to_bytes
 
 from tokenmill.errors import InputError, lacks_memory
 from tokenmill.storage.addresses import is_address
 from tokenmill.storage.object_path import as_path
 
+STANDARD_INPUT = "-"
 _URI = "file:///"
 
 
@@ -34,7 +35,8 @@ class SourceFile:
 
     `path` is always valid UTF-8 without a newline. Any other name is stored as a `file:` URI, which
     `local_path` turns back into the name. `fault` says why the file cannot be read, if that is known
-    before reading it.
+    before reading it. `copy` is the file to read instead, if `path` cannot be opened: standard input is
+    copied to a file first.
     """
 
     path: str
@@ -43,6 +45,16 @@ class SourceFile:
     size: int
     modified: int
     fault: str | None = None
+    copy: str | None = None
+
+    @property
+    def place(self) -> str:
+        """The name of the file to open."""
+        return self.copy or self.path
+
+    def describe(self) -> dict[str, Any]:
+        """Return what decides how the file is read, as values for JSON."""
+        return {name: value for name, value in vars(self).items() if name != "copy"}
 
     @property
     def unit(self) -> str:

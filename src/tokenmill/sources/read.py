@@ -86,10 +86,10 @@ def read_range(source: SourceFile, start: int, end: int, how: Reading) -> Iterat
         elif source.is_stream:
             yield from _read_stream(source, how)
         elif source.size == 0 and source.kind == "text":
-            open_source(source.path).close()
+            open_source(source.place).close()
             yield Chunk([b""], [0])  # an empty document, for the ledger
         else:
-            with open_source(source.path) as file:
+            with open_source(source.place) as file:
                 if choose_encoding(file.read(_HEAD), how.encoding) is None:
                     yield from _read_plain(file, source, start, end, how)
                     return
@@ -162,7 +162,7 @@ def _refuse_long_lines(blocks: Iterator[bytes], start: int, hold_limit: int) -> 
 
 
 def _read_stream(source: SourceFile, how: Reading) -> Iterator[Chunk]:
-    with open_source(source.path) as raw:
+    with open_source(source.place) as raw:
         stream = _decompress(raw, source, how.window) if source.compression else raw
         if source.kind == "tar":
             chunks = _read_archive(stream, source, how)
@@ -241,7 +241,7 @@ def read_head(source: SourceFile, size: int, encoding: str | None = None) -> byt
     `encoding` is as in `Reading`.
     """
     try:
-        with open_source(source.path) as raw:
+        with open_source(source.place) as raw:
             stream = _decompress(raw, source, LARGEST_WINDOW) if source.compression else raw
             head = stream.read(size)
             found = None if encoding is None else choose_encoding(head, encoding)
@@ -255,7 +255,7 @@ def read_head(source: SourceFile, size: int, encoding: str | None = None) -> byt
 def read_blocks(source: SourceFile, block: int = BLOCK, encoding: str = AUTO) -> Iterator[bytes]:
     """Yield all bytes of a text or JSON lines file, decompressed and in UTF-8, some at a time."""
     try:
-        with open_source(source.path) as raw:
+        with open_source(source.place) as raw:
             stream = _decompress(raw, source, LARGEST_WINDOW) if source.compression else raw
             yield from _to_utf8(stream, encoding, block)
     except DAMAGED as error:
