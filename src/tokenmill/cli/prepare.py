@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +20,7 @@ from tokenmill.cli.console import (
     show_table,
     typed,
 )
-from tokenmill.cli.flags import name_flags
+from tokenmill.cli.flags import list_flags, name_flags
 from tokenmill.cli.opening import parse_path, parse_paths
 from tokenmill.errors import UsageError
 from tokenmill.preparation.folder import EXCLUDED_NAME, REJECTED_NAME, REPAIRED_NAME
@@ -133,8 +135,10 @@ def prepare(
 def _refuse_options(inputs: Sequence[str]) -> None:
     """Refuse unknown options. They arrive as inputs, because the input `-` is allowed."""
     for name in inputs:
-        if name.startswith("-") and name != STANDARD_INPUT:
-            raise UsageError(f"Unknown option: {name}.\nSee tokenmill prepare --help.")
+        if name.startswith("-") and name != STANDARD_INPUT and not os.path.lexists(name):
+            near = get_close_matches(name.partition("=")[0], list_flags(), n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise UsageError(f"Unknown option: {name}.{hint}\nSee tokenmill prepare --help.")
 
 
 def prepare_and_show(inputs: Sequence[str], folder: str | Path, **options: Any) -> int:
