@@ -27,6 +27,7 @@ from tokenmill.sources.files import SourceFile
 from tokenmill.sources.find import PassedOver, find_files
 from tokenmill.sources.records import BLOCK, overlaps_itself
 from tokenmill.sources.tables import measure_units
+from tokenmill.sources.web_pages import describe_extractor
 from tokenmill.storage.object_path import as_path
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 from tokenmill.tokenizers.registry import check_picklable
@@ -256,7 +257,7 @@ def cut_into_parts(
     # Everything besides its ranges that decides the content of a segment. Three settings do not
     # decide it: splits and shards are made later, and a segment's receipt lists the files that were
     # skipped.
-    context = {
+    context: dict[str, Any] = {
         "format": _SEGMENT_FORMAT,
         "keys": vars(_choose_layout(total, limits)),
         "tokenizer": fingerprint,
@@ -266,6 +267,9 @@ def cut_into_parts(
             if name not in ("val_fraction", "tokens_per_shard", "skip_bad_files")
         },
     }
+
+    if any(source.kind == "warc" for source in sources):
+        context["extractor"] = describe_extractor()
 
     def add(ranges: Iterable[SourceRange], size: int) -> None:
         ranges = tuple(ranges)

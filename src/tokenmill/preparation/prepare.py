@@ -208,6 +208,8 @@ def run_plan(
         if manifest is None:
             if plan.passed_over:
                 watcher.note(f"Passed over: {describe_passed_over(plan.passed_over)}.")
+            if plan.tokenizer.note:
+                watcher.note(plan.tokenizer.note)
             if plan.exclusions:
                 lists = ", ".join(plan.exclusions.paths)
                 watcher.note(

@@ -40,7 +40,7 @@ class SourceFile:
     """
 
     path: str
-    kind: str  # "text", "jsonl", "parquet", "arrow" or "tar"
+    kind: str  # "text", "jsonl", "parquet", "arrow", "tar" or "warc"
     compression: str | None
     size: int
     modified: int
@@ -64,7 +64,7 @@ class SourceFile:
     @property
     def is_stream(self) -> bool:
         """Whether the file has to be read from its beginning, so that one worker reads all of it."""
-        return self.compression is not None or self.kind == "tar"
+        return self.compression is not None or self.kind in ("tar", "warc")
 
 
 def is_about_process(error: BaseException) -> bool:

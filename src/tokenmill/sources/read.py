@@ -1,4 +1,4 @@
-"""Read documents from input files: plain text, JSON lines, Parquet, Arrow, tar archives of texts.
+"""Read documents from input files: plain text, JSON lines, Parquet, Arrow, tar archives and WARC.
 
 Files are read as streams, a block at a time. Compressed streams are read to their trailer: a
 truncated or altered stream is a `BadFileError`, never a short file. A record that cannot be used is
@@ -29,6 +29,15 @@ from tokenmill.sources.json_lines import read_json_lines
 from tokenmill.sources.parquet import ROWS, read_parquet
 from tokenmill.sources.records import BLOCK, PARSED, Chunk, Cutter, find_border, split_records
 from tokenmill.sources.tar import ArchiveError, read_members
+from tokenmill.sources.warc import (
+    WITHOUT_TEXT,
+    WarcError,
+    find_text,
+    open_page,
+    read_warc_records,
+)
+from tokenmill.sources.web_pages import MissingExtractorError, decode_text, extract_text
+from tokenmill.wording import one_line
 
 _HEAD = 4096  # bytes that show whether a text is UTF-16 or UTF-32
 LEAST_MEMORY = 128 << 20  # bytes per worker, without the window of a zstd or xz stream
@@ -166,6 +175,8 @@ def _read_stream(source: SourceFile, how: Reading) -> Iterator[Chunk]:
         stream = _decompress(raw, source, how.window) if source.compression else raw
         if source.kind == "tar":
             chunks = _read_archive(stream, source, how)
+        elif source.kind == "warc":
+            chunks = _read_warc(stream, source, how)
         else:
             blocks = _to_utf8(stream, how.encoding, how.block)
             chunks = _read_records(blocks, source.kind, 0, how)
@@ -202,6 +213,47 @@ def _read_archive(stream: Stream, source: SourceFile, how: Reading) -> Iterator[
     except ArchiveError as error:
         raise BadFileError(source.path, f"the archive is damaged: {error}") from error
     yield from joiner.flush()
+
+
+def _read_warc(stream: Stream, source: SourceFile, how: Reading) -> Iterator[Chunk]:
+    joiner = Joiner()
+    try:
+        for record in read_warc_records(stream, how.block):
+            found = find_text(record)
+            if found is None:
+                for _ in record.blocks:
+                    pass
+                yield from joiner.reject(record.offset, record.size, WITHOUT_TEXT, "")
+                continue
+            if found == "text":
+                chunks = _read_whole(record.blocks, how)
+            else:
+                page = open_page(record, is_http=found == "http", most=how.hold_limit)
+                if isinstance(page, str):
+                    address = one_line(record.headers.get("warc-target-uri", "")[:300])
+                    reason = f"{address} is {page}"
+                    yield from joiner.reject(record.offset, record.size, page, reason)
+                    continue
+                make = extract_text if page.is_html else decode_text
+                chunks = _read_whole(iter([make(page.content, page.charset)]), how)
+            for chunk in chunks:
+                chunk.offsets = [record.offset] * len(chunk.offsets)
+                yield from joiner.add(chunk)
+    except (WarcError, MissingExtractorError) as error:
+        raise BadFileError(source.path, f"the WARC file cannot be read: {error}") from error
+    yield from joiner.flush()
+
+
+def _read_whole(blocks: Iterator[bytes], how: Reading) -> Iterator[Chunk]:
+    """Yield a text that is one document."""
+    first = True
+    for chunk in split_records(
+        blocks, 0, None, how.cutter, hold_limit=how.hold_limit, block_bytes=how.block
+    ):
+        yield chunk
+        first = False
+    if first:
+        yield Chunk([b""], [0])
 
 
 def _read_records(blocks: Iterator[bytes], kind: str, start: int, how: Reading) -> Iterator[Chunk]:

@@ -28,6 +28,7 @@ NOT_TEXT = "not text"
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 _KINDS |= {".arrow": "arrow", ".feather": "arrow", ".tar": "tar"}
+_KINDS |= {".warc": "warc", ".wet": "warc", ".wat": "warc"}
 _SHORT = {".tgz": "gzip", ".tbz": "bz2", ".tbz2": "bz2", ".txz": "xz", ".tzst": "zstd"}  # of .tar
 # These names are always text. Other files in a folder are text if their first bytes look like it.
 _TEXT = frozenset(
@@ -186,7 +187,7 @@ def find_fault(
     if source.fault:
         return source.fault
     try:
-        if source.kind == "tar":
+        if source.kind in ("tar", "warc"):
             next(read_range(source, 0, 0, Reading(text_field=text_field, block=_HEAD)), None)
             return None
         if source.kind in ("parquet", "arrow"):

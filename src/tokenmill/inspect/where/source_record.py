@@ -104,7 +104,7 @@ def find_start(source: SourceFile, settings: PrepareSettings, place: int) -> int
     Returns None if only reading from the beginning of the file can tell.
     """
     separator = b"\n" if source.kind == "jsonl" else settings.separator
-    if source.kind == "tar":
+    if source.kind in ("tar", "warc"):
         return None
     if separator is None:
         return 0
