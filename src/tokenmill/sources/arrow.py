@@ -308,7 +308,8 @@ def _find_nulls(reader: _Reader, buffers: Buffers) -> npt.NDArray[np.bool_] | No
     if 8 * len(bits) < buffers.rows:
         raise ValueError("a batch lacks the bits for its nulls")
     valid = np.unpackbits(bits[:need], bitorder="little")[: buffers.rows]
-    return valid == 0
+    found: npt.NDArray[np.bool_] = valid == 0
+    return found
 
 
 class _Spans(_Texts):

@@ -23,6 +23,7 @@ _OLD_FEATHER = b"FEA1"
 _CONTINUES = b"\xff\xff\xff\xff"
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _DEEPEST = 64  # nested fields
+_MESSAGE = 200  # bytes of memory for the place of a message
 _EMPTY = -1  # the size of a message whose metadata are empty: the end of a stream
 
 # Types of columns, by their numbers in the metadata.
@@ -109,7 +110,6 @@ class Layout:
     """Where the messages of a file are: offset and size of the metadata, then their end."""
 
     fields: tuple[Field, ...]
-    version: int
     dictionaries: tuple[tuple[int, int], ...]  # offset and size of the metadata
     batches: tuple[tuple[int, int, int, int], ...]  # and the rows, and the bytes of the body
 
@@ -128,43 +128,42 @@ def read_layout(file: BinaryIO, most: int) -> Layout:
     if not head:
         raise ValueError("the file is empty")
     if head.startswith(MAGIC):
-        schema, dictionaries, batches = _read_footer(file, size, most)
-    else:
-        schema, dictionaries, batches = None, [], []
-        for place, message, length in _scan(file, size, most):
-            if schema is None and message.kind != _SCHEMA:
-                raise ValueError("it does not begin with a schema")
-            if message.kind == _SCHEMA:
-                if schema is not None:
-                    raise ValueError("it has two schemas")
-                schema = message.header
-                version = message.version
-            elif message.kind == _DICTIONARY:
-                dictionaries.append((place, length))
-            elif message.kind == _BATCH:
-                rows = _count_rows(message.header)
-                batches.append((place, length, rows, message.end - message.body))
-            if 200 * len(batches) > most:
-                raise TooLongError(len(batches) * 200, f"it has {len(batches):,} batches or more")
-        if schema is None:
-            raise ValueError("it has no schema")
-        fields = _read_fields(schema)
-        return Layout(
-            fields=fields, version=version, dictionaries=tuple(dictionaries), batches=tuple(batches)
-        )
+        return _read_file_layout(file, size, most)
+    return _read_stream_layout(file, size, most)
+
+
+def _read_stream_layout(file: BinaryIO, size: int, most: int) -> Layout:
+    fields: tuple[Field, ...] | None = None
+    dictionaries: list[tuple[int, int]] = []
+    batches: list[tuple[int, int, int, int]] = []
+    for place, message, length in _scan(file, size, most):
+        if (fields is None) != (message.kind == _SCHEMA):
+            raise ValueError("it does not begin with a schema, or has two")
+        if message.kind == _SCHEMA:
+            fields = _read_fields(message.header)
+        elif message.kind == _DICTIONARY:
+            dictionaries.append((place, length))
+        elif message.kind == _BATCH:
+            rows = _count_rows(message.header)
+            batches.append((place, length, rows, message.end - message.body))
+        if _MESSAGE * (len(batches) + len(dictionaries)) > most:
+            count = len(batches) + len(dictionaries)
+            raise TooLongError(count * _MESSAGE, f"it has {count:,} messages or more")
+    if fields is None:
+        raise ValueError("it has no schema")
+    return Layout(fields=fields, dictionaries=tuple(dictionaries), batches=tuple(batches))
+
+
+def _read_file_layout(file: BinaryIO, size: int, most: int) -> Layout:
+    schema, dictionaries, batches = _read_footer(file, size, most)
     found = []
-    version = 4
     for place, length in batches:
         message = read_message(file, place, length, size, most)
         if message.kind != _BATCH:
             raise ValueError(f"the message at byte {place:,} is not a record batch")
-        version = message.version
         found.append((place, length, _count_rows(message.header), message.end - message.body))
     return Layout(
-        fields=_read_fields(schema),
-        version=version,
-        dictionaries=tuple(dictionaries),
-        batches=tuple(found),
+        fields=_read_fields(schema), dictionaries=tuple(dictionaries), batches=tuple(found)
     )
 
 
@@ -179,8 +178,8 @@ def _read_footer(
     length = int.from_bytes(tail[:4], "little")
     if not 0 < length <= size - 18:
         raise ValueError("the size of its footer is wrong")
-    if 8 * length > most:
-        raise TooLongError(8 * length, f"the footer has {length:,} bytes")
+    if 16 * length > most:
+        raise TooLongError(16 * length, f"the footer has {length:,} bytes")
     file.seek(size - 10 - length)
     footer = Table.root(file.read(length))
     schema = footer.table(1)

@@ -66,7 +66,7 @@ def _load() -> tuple[Any, Any]:
         raise MissingExtractorError from None
 
     def detect(html: bytes) -> str:
-        found: str = detect_encoding(html, from_html_meta=True)
-        return found if _is_known(found) else "utf-8"
+        found = detect_encoding(html, from_html_meta=True)
+        return found if found and _is_known(found) else "utf-8"
 
     return extract_plain_text, detect
