@@ -20,35 +20,35 @@ def test_dry_run_names_skipped_and_unusable_files(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
     (texts / "a.txt").write_text("some words")
-    (texts / "b.tar.gz").write_bytes(gzip.compress(b"x"))
+    (texts / "b.zip").write_bytes(b"PK")
     (texts / "c.png").write_bytes(bytes(10))
     (texts / "d").symlink_to(tmp_path)
     (texts / "e.jsonl").write_text('{"id": 1, "body": "words"}\n')
-    (texts / "f.txt").write_text("wide", encoding="utf-16")
+    (texts / "f.txt.gz").write_text("plain")
     result = run("prepare", texts, "--dry-run", *QUICK)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     kinds = "1 file that is not text, 1 archive, 1 link that leads out of its folder passed over"
     assert lines[0] == f"files      3 ({kinds})"
     named = (
-        f"1 file that is not text ({texts}/c.png), 1 archive ({texts}/b.tar.gz), 1 link that "
+        f"1 file that is not text ({texts}/c.png), 1 archive ({texts}/b.zip), 1 link that "
         "leads out of its folder"
     )
     assert f"passed over: {named} ({texts}/d)" in lines
     refused = [line for line in lines if line.startswith("cannot be used: ")]
-    assert [Path(line.split(": ")[1]).name for line in refused] == ["e.jsonl", "f.txt"]
+    assert [Path(line.split(": ")[1]).name for line in refused] == ["e.jsonl", "f.txt.gz"]
     assert "it has id, body; name the field with --text-field NAME" in refused[0]
-    assert "UTF-16" in refused[1]
+    assert "gzip" in refused[1]
     result = run("prepare", texts, "--dry-run", *QUICK, "--text-field", "body")
     assert "e.jsonl" not in result.stdout
-    (texts / "f.txt").unlink()
+    (texts / "f.txt.gz").unlink()
     result = run("prepare", texts, "--out", tmp_path / "out", *QUICK, "--text-field", "body")
     assert f"Passed over: {named} ({texts}/d).\n" in result.stderr
 
 
 def test_long_lists_of_unusable_files_are_cut(tmp_path: Path) -> None:
     for number in range(25):
-        (tmp_path / f"{number:02}.txt").write_text("wide", encoding="utf-16")
+        (tmp_path / f"{number:02}.txt.gz").write_text("plain")
     result = run("prepare", tmp_path, "--dry-run", *QUICK)
     assert result.stdout.count("cannot be used: ") == 20
     assert "… and 5 more files that cannot be used" in result.stdout
@@ -112,7 +112,8 @@ def test_a_file_in_another_encoding_is_named_with_the_cure(tmp_path: Path) -> No
     result = run("prepare", text, "--out", tmp_path / "out", *QUICK, "--val-fraction", "0")
     assert (
         f"Not UTF-8: {text}: 10.3% of its text was replaced; it looks like WINDOWS-1252: "
-        "try iconv -f WINDOWS-1252 -t UTF-8."
+        "convert it with iconv -f WINDOWS-1252 -t UTF-8, or pass --encoding WINDOWS-1252 if all "
+        "files are."
     ) in result.stdout
 
 

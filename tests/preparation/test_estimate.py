@@ -56,7 +56,7 @@ def test_every_file_that_a_run_would_refuse_is_named_even_if_not_sampled(tmp_pat
     folder.mkdir()
     for number in range(50):
         (folder / f"{number:02}.txt").write_text("some words")
-    (folder / "17.txt").write_text("wide", encoding="utf-16")
+    (folder / "17.tar").write_text("no archive")
     (folder / "33.json").write_text('[\n{"text": "a"},\n{"text": "b"},\n')
     (folder / "35.parquet").write_bytes(b"no footer")
     options = {"tokenizer": "bytes", "workers": 1, "skip_bad_files": True}

@@ -33,7 +33,8 @@ def test_faults_are_seen_through_every_compression(tmp_path: Path, suffix: str) 
     text, lines = tmp_path / f"a.txt{suffix}", tmp_path / f"a.jsonl{suffix}"
     assert fault_of(text, b"some text") is None
     assert fault_of(text, b"some text " * 100_000) is None
-    assert "UTF-16" in str(fault_of(text, "some text".encode("utf-16")))
+    assert fault_of(text, "some text".encode("utf-16")) is None
+    assert "has id" in str(fault_of(lines, rows({"id": 1}).decode().encode("utf-16-le")))
     assert fault_of(lines, rows({"text": "a"})) is None
     assert fault_of(lines, rows({"id": 1}, {"text": "a"})) is None
     assert "it has id, body" in str(fault_of(lines, rows({"id": 1, "body": "a"}, {"id": 2})))

@@ -335,18 +335,6 @@ def test_a_file_that_is_not_compressed_at_all_is_bad(tmp_path: Path, suffix: str
         read(path)
 
 
-@pytest.mark.parametrize("mark", [b"\xff\xfe", b"\xfe\xff"])
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz", "a.jsonl.xz"])
-def test_utf16_is_refused_with_the_command_to_convert_it(
-    tmp_path: Path, name: str, mark: bytes
-) -> None:
-    path = tmp_path / name
-    compress = COMPRESS.get(path.suffix, bytes)
-    path.write_bytes(compress(mark + '{"text": "wide"}\n'.encode("utf-16-le")))
-    with pytest.raises(BadFileError, match="iconv -f UTF-16"):
-        read(path)
-
-
 def test_a_missing_file_is_bad_not_a_crash(tmp_path: Path) -> None:
     for kind, compression in (("text", None), ("jsonl", None), ("text", "gzip"), ("parquet", None)):
         source = source_of(tmp_path / "gone.txt", kind=kind, compression=compression)

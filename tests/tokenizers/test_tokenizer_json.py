@@ -212,7 +212,32 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+# gigatoken cannot encode these, but the `tokenizers` library can.
+BY_LIBRARY = {
+    *("unknown pattern", "matches removed", "matches merged", "two patterns", "digits"),
+    *("other normalizer", "other after NFC", "whole words added", "normalized words added"),
+    *("bytes without a pattern", "bytes without a pattern in a sequence"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BY_LIBRARY))
+def test_other_configurations_are_encoded_by_the_library(name: str, tmp_path: Path) -> None:
+    document = make_document(**REFUSED[name][0])
+    document["added_tokens"] = [
+        END_OF_TEXT,
+        *(one for one in document["added_tokens"] if one["id"] != END),
+    ]
+    tokenizer, reference = (
+        load_tokenizer(write_document(tmp_path, document)),
+        make_reference(document),
+    )
+    assert tokenizer.kind == "tokenizers"
+    for text in ("The café has 12 foods,\n\n  foo bar.", "<|endoftext|>", "", "a\0b", "日本語 foo"):
+        expected = reference.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text.encode()).tolist() == expected
+
+
+@pytest.mark.parametrize("name", sorted({*REFUSED} - BY_LIBRARY))
 def test_configurations_that_would_give_other_ids_are_refused_by_name(
     name: str, tmp_path: Path
 ) -> None:

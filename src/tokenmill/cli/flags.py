@@ -22,6 +22,11 @@ def set_flags(find: Callable[[], Mapping[str, str]]) -> None:
     _find_flags = find
 
 
+def list_flags() -> list[str]:
+    """Return the flags of the running command."""
+    return list(_find_flags().values())
+
+
 def name_flags(text: str, flags: Mapping[str, str] | None = None) -> str:
     """Replace Python arguments in a message with flags, by default those of the running command.
 

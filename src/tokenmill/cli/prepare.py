@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +20,7 @@ from tokenmill.cli.console import (
     show_table,
     typed,
 )
-from tokenmill.cli.flags import name_flags
+from tokenmill.cli.flags import list_flags, name_flags
 from tokenmill.cli.opening import parse_path, parse_paths
 from tokenmill.errors import UsageError
 from tokenmill.preparation.folder import (
@@ -33,6 +35,7 @@ from tokenmill.preparation.prepare import Report
 from tokenmill.preparation.prepare import prepare as prepare_dataset
 from tokenmill.preparation.preview import Preview
 from tokenmill.preparation.settings import PrepareSettings
+from tokenmill.sources.files import STANDARD_INPUT
 from tokenmill.sources.find import describe_passed_over
 from tokenmill.storage.folder import storage_for
 from tokenmill.store.manifest import DOCUMENT_DTYPE
@@ -47,7 +50,9 @@ _LANGUAGES = 10  # maximum number of languages listed
 
 
 def prepare(
-    *inputs: Annotated[str, Parameter(name="INPUT", required=True, json_list=False)],
+    *inputs: Annotated[
+        str, Parameter(name="INPUT", required=True, json_list=False, allow_leading_hyphen=True)
+    ],
     out: Annotated[Path | None, Parameter(group=_WORK, converter=parse_path)] = None,
     tokenizer: Annotated[str, Parameter(group=_CONTENT)] = "gpt2",
     scheme: Annotated[str | None, Parameter(group=_CONTENT)] = None,
@@ -74,8 +79,8 @@ def prepare(
     Parameters
     ----------
     inputs
-        Files, folders or globs to read: plain text, source code, JSON lines or Parquet. Files may
-        be compressed (.gz, .zst, .bz2, .xz).
+        Files, folders or globs to read: plain text, source code, JSON lines, Parquet, Arrow or tar
+        archives of texts. Files may be compressed (.gz, .zst, .bz2, .xz). - is standard input.
     out
         Folder for the dataset. Must be new or empty, unless you are resuming. Required, except
         with --dry-run.
@@ -104,6 +109,7 @@ def prepare(
     dry_run
         Only estimate tokens, time and disk space from a sample of the input. Write nothing.
     """
+    _refuse_options(inputs)
     if out is None and not dry_run:
         raise UsageError("Name the folder for the dataset: --out DIR.")
     folder = out or Path("dataset")
@@ -135,6 +141,15 @@ def prepare(
         restart=restart,
         **chosen,
     )
+
+
+def _refuse_options(inputs: Sequence[str]) -> None:
+    """Refuse unknown options. They arrive as inputs, because the input `-` is allowed."""
+    for name in inputs:
+        if name.startswith("-") and name != STANDARD_INPUT and not os.path.lexists(name):
+            near = get_close_matches(name.partition("=")[0], list_flags(), n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise UsageError(f"Unknown option: {name}.{hint}\nSee tokenmill prepare --help.")
 
 
 def prepare_and_show(inputs: Sequence[str], folder: str | Path, **options: Any) -> int:
@@ -225,7 +240,10 @@ def _show_repairs(report: Report) -> None:
     for entry in files["examples"]:
         share = entry["replaced_bytes"] / max(1, entry["bytes"])
         guess = entry["encoding"]
-        cure = f"; it looks like {guess}: try iconv -f {guess} -t UTF-8" if guess else ""
+        cure = (
+            f"; it looks like {guess}: convert it with iconv -f {guess} -t UTF-8" if guess else ""
+        )
+        cure += f", or pass --encoding {guess} if all files are" if guess else ""
         show(f"Not UTF-8: {one_line(entry['source'])}: {share:.1%} of its text was replaced{cure}.")
     if files["files"] > len(files["examples"]):
         show(

@@ -360,9 +360,10 @@ def explain_nothing_kept(run: Run, sifted: Sifted) -> InputError:
     lines += [f"  {reason}: {entry['documents']:,}" for reason, entry in dropped.items()]
     if sifted.rejected:
         first = _read_first(sifted.rejected[0])
-        place = f"line {first['line']}" if first.get("line") else f"row {first.get('row')}"
+        name = next(name for name in ("line", "row", "offset") if first.get(name) is not None)
+        place = f"{name} {first[name]}"
         lines.append(f"The first rejected record: {first['source']}, {place}: {first['reason']}")
-    if any(source.kind != "text" for source in plan.sources):
+    if any(source.kind not in ("text", "tar", "warc") for source in plan.sources):
         lines.append(
             f"If the text is not in the field {plan.settings.text_field!r}, name its field with "
             "`text_field=NAME`, and add `restart=True`."

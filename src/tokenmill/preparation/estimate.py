@@ -8,7 +8,7 @@ then, and after `_MOST_SECONDS` in any case. A separate check, with its own time
 of each file to find files that a run would refuse.
 
 A file of text or JSON lines counts as one document, plus an estimate of its further documents. For
-a Parquet file, the row count in its footer is the number of documents.
+a Parquet or Arrow file, the row count in its metadata is the number of documents.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tokenmill.preparation.preview import Preview
 from tokenmill.preparation.texts import clean_chunk
 from tokenmill.sources.files import BadFileError, SourceFile
 from tokenmill.sources.find import PassedOver
-from tokenmill.sources.parquet import measure_text
 from tokenmill.sources.recognize import find_fault
 from tokenmill.sources.records import Chunk
+from tokenmill.sources.tables import measure_unit_texts
 from tokenmill.store.frames import Packer, choose_compression
 
 _HEAD_SECONDS = 4.0  # to read the heads of files
@@ -100,7 +100,10 @@ def _find_faults(plan: Plan) -> tuple[dict[str, str], int]:
     faults, checked = {}, 0
     # Every 97th file first, so that the checked files are from everywhere if time runs out.
     for number in chain.from_iterable(range(first, len(sources), 97) for first in range(97)):
-        if fault := find_fault(sources[number], plan.settings.text_field, plan.hold_limit):
+        settings = plan.settings
+        if fault := find_fault(
+            sources[number], settings.text_field, plan.hold_limit, settings.encoding
+        ):
             faults[number] = fault
         checked += 1
         if time.perf_counter() - started > _HEAD_SECONDS:
@@ -123,7 +126,7 @@ class _Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class _Item:
-    """A file, or a row group of a Parquet file. The amount of text is assumed proportional to `size`."""
+    """A file, or a row group or batch of one. The amount of text is assumed proportional to `size`."""
 
     source: int
     size: int
@@ -234,8 +237,9 @@ def _divide(
     for number, source in enumerate(sources):
         extension = source.path[source.path.rfind(".", source.path.rfind("/")) :]
         kind = source.kind, source.compression, extension
-        if source.kind == "parquet":
-            for group, (size, rows) in enumerate(measure_text(source.path, text_field, hold_limit)):
+        if source.unit == "row":
+            units = measure_unit_texts(source, text_field, hold_limit)
+            for group, (size, rows) in enumerate(units):
                 item = _Item(source=number, size=size, group=group, rows=rows)
                 strata.setdefault(kind, _Stratum()).items.append(item)
         else:
@@ -270,26 +274,27 @@ def _measure(plan: Plan, item: _Item, place: int, preview: Preview | None) -> tu
     """
     started = time.perf_counter()
     source = plan.sources[item.source]
-    if source.kind == "parquet":
+    is_stream = source.is_stream or (plan.settings.converts and source.unit == "byte")
+    if source.unit == "row":
         which = SourceRange(item.source, item.group, item.group + 1)
-    elif source.is_undivided or item.size <= 2 * _TEXT:
+    elif is_stream or item.size <= 2 * _TEXT:
         which = SourceRange(item.source, 0, item.size)
     else:
         start = min(place // _TEXT * _TEXT, item.size - _TEXT)
         which = SourceRange(item.source, start, start + _TEXT)
     task = PartTask.of(plan, Part(name="", ranges=(which,), size=0), Path())
-    is_head = source.is_undivided and not source.compression
+    is_head = source.is_stream and not source.compression
     size, found = 0.0, _Found(preview)
     for chunk in task.read(which):
         found.add(chunk, plan, source)
         size += len(chunk.offsets) + len(chunk.rejections) if item.rows else chunk.read
-        if source.compression and (size >= _COMPRESSED or found.text >= _DECOMPRESSED):
+        if found.text >= _DECOMPRESSED or (is_stream and size >= _COMPRESSED):
             size -= min(_AHEAD, size / 2)
             break
         if found.text >= _TEXT and (item.rows or is_head):
             break
     else:
-        if source.compression:
+        if is_stream:
             size = item.size
     if item.rows:
         size *= item.size / item.rows

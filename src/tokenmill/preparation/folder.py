@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -177,7 +178,7 @@ class PreparationFolder(OutputFolder):
         return [
             f"{new.path} changed since the run began"
             for old, new in zip(before, now, strict=True)
-            if old != new and new.path not in failed
+            if old != replace(new, copy=None) and new.path not in failed
         ]
 
     def failed_files(self) -> list[str]:

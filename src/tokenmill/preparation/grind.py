@@ -292,6 +292,8 @@ class _Segment:
                 self.counts.bytes += rejection.size
             if not in_fragments:
                 self.counts.drop(rejection.kind, rejection.size)
+            if not rejection.reason:  # counted, but not listed
+                continue
             line = None if rejection.line is None else part_chunk.lines_before + rejection.line
             entry = [part_chunk.number, line, rejection.offset, rejection.reason]
             self.bundle.write("rejected", orjson.dumps(entry) + b"\n")

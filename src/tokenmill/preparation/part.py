@@ -93,6 +93,7 @@ def _how_to_read(plan: Plan, limits: Limits) -> Reading:
         separator=settings.separator,
         text_field=settings.text_field,
         keep=parse_kept_fields(settings.keep_fields),
+        encoding=settings.encoding,
         step=plan.step,
         cutter=Cutter(anywhere=True),
         border_cutter=Cutter(short_line=short_line) if plan.tokenizer.cuttable else None,
@@ -113,7 +114,7 @@ class TooLargeError(BadFileError):
 def _refuse_changed(source: SourceFile) -> None:
     """Raise `BadFileError` if a file changed since the plan was made."""
     try:
-        stat = stat_source(source.path)
+        stat = stat_source(source.place)
     except OSError:
         return  # opening the file raises a better error
     if (stat.st_size, stat.st_mtime_ns) != (source.size, source.modified):

@@ -29,8 +29,9 @@ from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.sources.csv_kind import choose_csv_kind, note_plain_csv
 from tokenmill.sources.files import SourceFile
 from tokenmill.sources.find import PassedOver, find_files
-from tokenmill.sources.parquet import measure_row_groups
 from tokenmill.sources.records import BLOCK, overlaps_itself
+from tokenmill.sources.tables import measure_units
+from tokenmill.sources.web_pages import describe_extractor
 from tokenmill.storage.object_path import as_path
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 from tokenmill.tokenizers.registry import check_picklable
@@ -60,7 +61,7 @@ class Limits:
 
 
 class SourceRange(NamedTuple):
-    """A range of one source: bytes, or row groups of a Parquet file."""
+    """A range of one source: bytes, row groups of a Parquet file or batches of an Arrow file."""
 
     source: int
     start: int
@@ -139,7 +140,7 @@ class Plan:
         return {
             "settings": self.describe_settings(),
             "tokenizer": self.tokenizer.fingerprint,
-            "sources": [vars(source) for source in self.sources],
+            "sources": [source.describe() for source in self.sources],
         }
 
 
@@ -158,9 +159,12 @@ def make_plan(
     machine: int | None = None,
     limits: Limits | None = None,
     exclude: Exclude = None,
+    standard_input: SourceFile | None = None,
     **settings: Any,
 ) -> Plan:
     """Check all arguments and plan a run. `settings` are the fields of `PrepareSettings`.
+
+    `standard_input` is the copy of standard input, if `-` is among the inputs.
 
     `exclude` are lists of documents to leave out; None means the list of `out`. `machine` is the
     memory in bytes of all machines that do the work; None means this machine.
@@ -184,7 +188,7 @@ def make_plan(
     dtype = _choose_dtype(checked, tokenizer)
     if checked.eot != "none" and tokenizer.eot_id is None:
         raise UsageError(f"tokenizer {tokenizer.name} has no end-of-text token; use `eot='none'`.")
-    found, passed_over = find_files(inputs, leave_out=as_path(out))
+    found, passed_over = find_files(inputs, leave_out=as_path(out), standard_input=standard_input)
     sources = [choose_csv_kind(source, checked.text_field, checked.csv) for source in found]
     if not checked.skip_bad_files:
         _refuse_faults(sources)
@@ -257,9 +261,10 @@ def cut_into_parts(
 ) -> tuple[tuple[Part, ...], int]:
     """Divide the sources into parts. Returns the parts, and the bytes from one cut to the next.
 
-    `judges` says what decides the verdicts of the judges besides the settings.
-    A plain file is cut at the multiples of this number, a Parquet file between row groups; a
-    compressed file, a JSON array or a CSV file is not cut. Small files of any kind share a part.
+    `judges` says what decides the verdicts of the judges besides the settings. A plain file is cut at
+    the multiples of this number, a Parquet file between row groups, an Arrow file between record
+    batches; a compressed file, an archive, a JSON array or a CSV file is not cut. Small files of any
+    kind share a part.
     """
     total = sum(source.size for source in sources)
     step = limits.part_bytes * max(1, -(-total // (limits.part_bytes * limits.parts)))
@@ -272,7 +277,7 @@ def cut_into_parts(
     # Everything besides its ranges that decides the content of a segment. Three settings do not
     # decide it: splits and shards are made later, and a segment's receipt lists the files that were
     # skipped.
-    context = {
+    context: dict[str, Any] = {
         "format": _SEGMENT_FORMAT,
         "keys": vars(_choose_layout(total, limits)),
         "tokenizer": fingerprint,
@@ -283,9 +288,12 @@ def cut_into_parts(
         },
     }
 
+    if any(source.kind == "warc" for source in sources):
+        context["extractor"] = describe_extractor()
+
     def add(ranges: Iterable[SourceRange], size: int) -> None:
         ranges = tuple(ranges)
-        facts = [vars(sources[one.source]) | one._asdict() for one in ranges]
+        facts = [sources[one.source].describe() | one._asdict() for one in ranges]
         content = orjson.dumps([context, step, facts], option=orjson.OPT_SORT_KEYS)
         parts.append(Part(name=xxhash.xxh3_128_hexdigest(content), ranges=ranges, size=size))
 
@@ -297,7 +305,9 @@ def cut_into_parts(
             text_bytes = disk_bytes = 0
 
     for number, source in enumerate(sources):
-        ranges, weight = _cut(number, source, step, hold_limit, text_can_be_cut)
+        is_whole = settings.converts and source.unit == "byte"
+        most = source.size if is_whole else step
+        ranges, weight = _cut(number, source, most, hold_limit, text_can_be_cut)
         if group and (text_bytes + weight > step or len(group) >= most_files):
             flush()
         if weight <= step and len(ranges) == 1:
@@ -307,7 +317,7 @@ def cut_into_parts(
             continue
         for index, one in enumerate(ranges):
             share = source.size * (index + 1) // len(ranges) - source.size * index // len(ranges)
-            plain = source.kind != "parquet" and not source.is_undivided
+            plain = source.unit != "row" and not source.is_stream
             add([one], one.end - one.start if plain else share)
     flush()
     return tuple(parts), step
@@ -322,24 +332,24 @@ def _cut(
     number: int, source: SourceFile, step: int, hold_limit: int, text_can_be_cut: bool
 ) -> tuple[list[SourceRange], int]:
     """Return the ranges of a source, and an estimate of how many bytes of text the source has."""
-    if source.kind == "parquet":
-        return _row_group_ranges(number, source, step, hold_limit)
-    if source.is_undivided:
-        expansion = _EXPANSION if source.compression else 1
-        return [SourceRange(number, 0, source.size)], source.size * expansion
+    if source.unit == "row":
+        return _unit_ranges(number, source, step, hold_limit)
+    if source.is_stream:
+        size = source.size * _EXPANSION if source.compression else source.size
+        return [SourceRange(number, 0, source.size)], size
     if source.size > step and (source.kind != "text" or text_can_be_cut):
         starts = range(0, source.size, step)
         return [SourceRange(number, at, min(at + step, source.size)) for at in starts], source.size
     return [SourceRange(number, 0, source.size)], source.size
 
 
-def _row_group_ranges(
+def _unit_ranges(
     number: int, source: SourceFile, step: int, hold_limit: int
 ) -> tuple[list[SourceRange], int]:
-    """Return ranges of row groups, each about a part's size, and the bytes in all row groups."""
+    """Return ranges of row groups or batches, each about a part's size, and the bytes in all."""
     ranges: list[SourceRange] = []
     start = held = 0
-    sizes = measure_row_groups(source.path, hold_limit)
+    sizes = measure_units(source, hold_limit)
     if not sizes:
         return [SourceRange(number, 0, source.size)], source.size
     for index, size in enumerate(sizes):

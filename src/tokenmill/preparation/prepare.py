@@ -48,8 +48,9 @@ from tokenmill.preparation.pack_fields import PackFields
 from tokenmill.preparation.plan import Plan, hash_names, make_plan
 from tokenmill.preparation.reports import join_reports
 from tokenmill.preparation.segment import ScanReceipt, SegmentReceipt
-from tokenmill.preparation.settings import PrepareArguments
+from tokenmill.preparation.settings import PrepareArguments, PrepareSettings
 from tokenmill.preparation.sift import SPLITS
+from tokenmill.preparation.standard_input import copy_standard_input, is_standard_input
 from tokenmill.progress import Watcher, watching
 from tokenmill.sources.find import describe_passed_over
 from tokenmill.sources.kept_fields import parse_kept_fields
@@ -63,7 +64,7 @@ from tokenmill.store.frames import choose_compression
 from tokenmill.store.manifest import Manifest, Split, check_shard_count
 from tokenmill.store.shard_receipts import ShardReceipt, describe_change, read_shard_receipt
 from tokenmill.store.tables import Shard, ShardName, ShardTable, Source, SourceTable
-from tokenmill.tokenizers import Tokenizer
+from tokenmill.tokenizers import Tokenizer, load_tokenizer
 from tokenmill.wording import counted, size
 
 
@@ -114,7 +115,7 @@ def prepare(
 ) -> Report:
     """Make a dataset from text, or resume making it.
 
-    `inputs` are files, folders and globs; `out` is a new folder, or the folder of an interrupted
+    `inputs` are files, folders and globs, and `-` for standard input; `out` is a new folder, or the folder of an interrupted
     run. `settings` decide what the dataset contains, such as `dedup="lines"` or `val_fraction=0`;
     `tokenmill.preparation.settings.PrepareSettings` describes all of them. `exclude` names lists of documents to leave
     out, in addition to the list that `tokenmill.exclude` made for `out`; `exclude=False` leaves no
@@ -150,6 +151,13 @@ def prepare(
         target = as_path(out)
         if engine == "local":
             folder = choose_work_folder(target, work)
+            if is_standard_input(inputs):
+                checked = PrepareSettings(**settings)  # before all of the input is copied
+                find_plan = partial(find_plan, tokenizer=load_tokenizer(tokenizer))
+                copied = copy_standard_input(
+                    target, folder, shown, restart=restart, encoding=checked.encoding
+                )
+                find_plan, restart = partial(find_plan, standard_input=copied), False
             return run_plan(find_plan(workers=workers), target, shown, restart=restart, work=folder)
         from tokenmill.preparation.ray_engine import RayCluster
 
@@ -207,6 +215,8 @@ def run_plan(
                 watcher.note(note)
             if plan.passed_over:
                 watcher.note(f"Passed over: {describe_passed_over(plan.passed_over)}.")
+            if plan.tokenizer.note:
+                watcher.note(plan.tokenizer.note)
             if plan.exclusions:
                 lists = ", ".join(plan.exclusions.paths)
                 watcher.note(

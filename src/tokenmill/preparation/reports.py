@@ -175,14 +175,14 @@ def describe_files(
 def _read_sample(source: SourceFile, offset: int) -> bytes:
     """Read some bytes of a file from an offset on. Returns no bytes if the file cannot be read.
 
-    A compressed file is read from its beginning, and a Parquet file not at all.
+    A compressed file is read from its beginning, and a file of rows not at all.
     """
     try:
-        if source.kind == "parquet":
+        if source.unit == "row":
             return b""
         if source.compression:
             return read_head(source, _SAMPLE)
-        with open_source(source.path) as file:
+        with open_source(source.place) as file:
             file.seek(offset)
             return file.read(_SAMPLE)
     except (OSError, BadFileError):

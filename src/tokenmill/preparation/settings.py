@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from tokenmill.errors import UsageError
 from tokenmill.preparation.filters.rules import parse_filters, split_list
+from tokenmill.sources.encodings import AUTO, name_encoding
 from tokenmill.sources.fields import parse_text_field
 from tokenmill.sources.kept_fields import parse_kept_fields
 
@@ -19,6 +20,7 @@ EOT_TEXT = "<|endoftext|>"
 _OMITTED = (
     "compress",
     "csv",
+    "encoding",
     "filter",
     "keep_fields",
     "language",
@@ -35,6 +37,7 @@ class PrepareArguments(TypedDict, total=False):
     text_field: str
     csv: Literal["auto", "records", "text"]
     keep_fields: str
+    encoding: str
     normalize: bool
     dedup: Literal["documents", "near", "lines", "none"]
     near_threshold: float
@@ -75,6 +78,9 @@ class PrepareSettings:
     keep_fields
         Fields of each record to keep beside the tokens, such as url,date,meta.lang. `peek` and
         `explain` show them.
+    encoding
+        Encoding of plain text and JSON lines, such as cp1252 or shift_jis. auto means UTF-8, and
+        UTF-16 or UTF-32 where a file is certainly in one of them.
     normalize
         Clean the text: convert Unicode to NFC; clean up line ends, control characters and white
         space.
@@ -120,6 +126,7 @@ class PrepareSettings:
     text_field: str = "text"
     csv: Literal["auto", "records", "text"] = "auto"
     keep_fields: str = ""
+    encoding: str = AUTO
     normalize: bool = True
     dedup: Literal["documents", "near", "lines", "none"] = "documents"
     near_threshold: float = 0.8
@@ -179,6 +186,14 @@ class PrepareSettings:
             raise UsageError(
                 "`documents` is empty; give auto, file, line, blank-line or a separator."
             )
+        if self.encoding != AUTO:
+            known = name_encoding(self.encoding)
+            if known is None:
+                raise UsageError(
+                    f"`encoding` is {self.encoding!r}, which is not an encoding that can be read. "
+                    "Use auto, or a name such as cp1252, latin-1, shift_jis, gb18030 or utf-16."
+                )
+            object.__setattr__(self, "encoding", known)  # one name for each, to compare runs
         if not self.text_field:
             raise UsageError(
                 "`text_field` is empty; give the name of the field that holds the text."
@@ -197,6 +212,11 @@ class PrepareSettings:
         ):
             raise UsageError(f"`{name}` is {value!r}; it must be text, or a list of texts.")
         object.__setattr__(self, name, split_list(listed))
+
+    @property
+    def converts(self) -> bool:
+        """Whether all text is converted to UTF-8, which is possible only from its beginning."""
+        return self.encoding not in (AUTO, "utf-8")
 
     @property
     def separator(self) -> bytes | None:

@@ -213,8 +213,10 @@ def _repair(
             text.decode("utf-8")
         except UnicodeDecodeError as error:
             offset = chunk.offsets[i]
-            in_text = source.kind == "text"
-            place = offset + error.start if in_text else chunk.bad_bytes.get(offset, offset)
+            # The texts of JSON lines have an entry in `bad_bytes`.
+            within = source.unit == "byte" and source.kind != "warc"
+            found = offset + error.start if within else offset
+            place = chunk.bad_bytes.get(offset, found)
             if settings.on_bad_text == "refuse":
                 raise BadFileError(
                     source.path,
@@ -251,6 +253,7 @@ class Encoder:
         self._tokenizer = workspace.tokenizer
         self._hold_limit = hold_limit
         self._open: LongText | None = None
+        self._long = _LONG // self._tokenizer.weight
 
     def encode(self, texts: Texts, chunk: Chunk) -> EncodedTexts:
         """Return the ids of all texts, and where each text starts in them.
@@ -264,7 +267,7 @@ class Encoder:
             ends_here = not (chunk.unfinished and len(sizes) == 1)
             runs.append(self._continue(texts.texts[0], ends_here=ends_here))
         ends = np.cumsum(sizes)
-        long = np.append(np.flatnonzero(sizes > _LONG), len(sizes))
+        long = np.append(np.flatnonzero(sizes > self._long), len(sizes))
         while first < last:
             room = (ends[first - 1] if first else 0) + self._workspace.slice_bytes
             stop = min(last, int(np.searchsorted(ends, room, side="right")))
@@ -284,9 +287,12 @@ class Encoder:
 
     def _encode_some(self, texts: Texts, first: int, stop: int) -> EncodedTexts:
         """Encode the whole documents `texts[first:stop]`: one long text, or several short ones."""
-        if texts.text_sizes[first] > _LONG:
+        if texts.text_sizes[first] > self._long:
             text = texts.texts[first]
-            long = LongText(self._tokenizer, max(self._hold_limit, len(text)))
+            # The text is in memory already, but a heavy tokenizer takes many times its size.
+            is_light = self._tokenizer.weight == 1
+            most = max(self._hold_limit, len(text)) if is_light else self._hold_limit
+            long = LongText(self._tokenizer, most)
             ids = [*self._feed(long, text), *long.finish()]
             encoded = terminate_texts(
                 [np.concatenate([np.zeros(0, np.uint32), *ids])], self._tokenizer.eot_id

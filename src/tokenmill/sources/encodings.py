@@ -1,12 +1,16 @@
-"""Find the encoding of bytes that are not UTF-8.
+"""Find the encoding of bytes that are not UTF-8, and convert them to UTF-8.
 
 UTF-16 and UTF-32 are recognized with certainty, by their byte order mark or by the places of their
 NUL bytes. The name of an 8-bit or East Asian encoding is a guess that the user has to check.
+
+Converting takes a block of memory. A byte that is invalid in its encoding becomes a byte that is
+invalid in UTF-8, so that all invalid text is treated alike later.
 """
 
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterable, Iterator
 from unicodedata import category
 
 _MARKS = (  # UTF-32 first: its little-endian mark begins with the mark of UTF-16
@@ -74,6 +78,79 @@ def _decode(head: bytes, encoding: str) -> set[str]:
         character in "\t\n\r\f" or category(character) not in odd for character in characters
     )
     return characters if plain else set()
+
+
+AUTO = "auto"
+_INVALID = "tokenmill.invalid"  # how codecs treat invalid bytes
+_GROWTH = 4  # a byte in another encoding is less than so many bytes of UTF-8
+# Python converts these only as a whole, or into something that is not text.
+_REFUSED = frozenset(
+    "utf-7 idna punycode unicode-escape raw-unicode-escape undefined mbcs oem".split()
+)
+
+
+def name_encoding(name: str) -> str | None:
+    """Return Python's name of an encoding; None if it is unknown, or cannot be read in pieces.
+
+    >>> name_encoding("Windows-1252"), name_encoding("SHIFT_JIS"), name_encoding("rot13")
+    ('cp1252', 'shift_jis', None)
+    """
+    try:
+        codec = codecs.lookup(name)
+        "".encode(name)  # refuses codecs that do not convert text
+    except (LookupError, ValueError):  # a name with a NUL byte is a ValueError
+        return None
+    if codec.name.replace("_", "-") in _REFUSED or codec.incrementaldecoder is None:
+        return None
+    return codec.name
+
+
+def choose_encoding(head: bytes, named: str) -> str | None:
+    """Return the encoding to convert a text from; None if it is UTF-8.
+
+    `head` are its first bytes. A byte order mark takes precedence over the encoding that the user
+    `named`. With "auto", UTF-16 and UTF-32 are recognized.
+
+    >>> choose_encoding("words".encode("utf-16-le"), "auto"), choose_encoding(b"words", "auto")
+    ('UTF-16LE', None)
+    >>> choose_encoding(b"words", "cp1252"), choose_encoding(b"\xef\xbb\xbfwords", "cp1252")
+    ('cp1252', None)
+    """
+    if named == AUTO:
+        return find_wide_encoding(head)
+    if marked := next((name for mark, name in _MARKS if head.startswith(mark)), None):
+        return marked
+    if named in ("utf-16", "utf-32"):  # without a mark, Python does not read these in pieces
+        return find_wide_encoding(head) or f"{named}-le"
+    return None if named == "utf-8" or head.startswith(codecs.BOM_UTF8) else named
+
+
+def convert(blocks: Iterable[bytes], encoding: str, block_bytes: int) -> Iterator[bytes]:
+    """Yield a text in UTF-8, in blocks of at most `block_bytes`.
+
+    >>> b"".join(convert([b"gr\xf6", b"\xdfer"], "latin-1", 100)).decode()
+    'größer'
+    """
+    decoder = codecs.getincrementaldecoder(encoding)(_INVALID)
+    width = max(1, block_bytes // _GROWTH)
+    for block in blocks:
+        for start in range(0, len(block), width):
+            if converted := decoder.decode(block[start : start + width]).encode("utf-8", _INVALID):
+                yield converted
+    if rest := decoder.decode(b"", True).encode("utf-8", _INVALID):
+        yield rest
+
+
+def _keep_invalid(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Decode each invalid byte as a lone surrogate, and encode this as a byte that is not UTF-8."""
+    if isinstance(error, UnicodeDecodeError):
+        return "\udcff" * (error.end - error.start), error.end
+    if isinstance(error, UnicodeEncodeError):
+        return b"\xff" * (error.end - error.start), error.end
+    raise error
+
+
+codecs.register_error(_INVALID, _keep_invalid)
 
 
 def guess_encoding(sample: bytes) -> str | None:

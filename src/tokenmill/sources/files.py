@@ -6,13 +6,14 @@ import os
 from dataclasses import dataclass
 from errno import EMFILE, ENFILE
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 from urllib.parse import unquote_to_bytes
 
 from tokenmill.errors import InputError, lacks_memory
 from tokenmill.storage.addresses import is_address
 from tokenmill.storage.object_path import as_path
 
+STANDARD_INPUT = "-"
 _URI = "file:///"
 
 
@@ -38,25 +39,36 @@ class SourceFile:
 
     `path` is always valid UTF-8 without a newline. Any other name is stored as a `file:` URI, which
     `local_path` turns back into the name. `fault` says why the file cannot be read, if that is known
-    before reading it.
+    before reading it. `copy` is the file to read instead, if `path` cannot be opened: standard input is
+    copied to a file first.
     """
 
     path: str
-    kind: str  # "text", "jsonl", "json" (one array), "csv" or "parquet"
+    kind: str  # "text", "jsonl", "json" (one array), "csv", "parquet", "arrow", "tar" or "warc"
     compression: str | None
     size: int
     modified: int
     fault: str | None = None
+    copy: str | None = None
 
     @property
-    def is_undivided(self) -> bool:
-        """Whether the file can only be read from its beginning to its end."""
-        return self.compression is not None or self.kind in ("json", "csv")
+    def place(self) -> str:
+        """The name of the file to open."""
+        return self.copy or self.path
+
+    def describe(self) -> dict[str, Any]:
+        """Return what decides how the file is read, as values for JSON."""
+        return {name: value for name, value in vars(self).items() if name != "copy"}
 
     @property
     def unit(self) -> str:
         """What a position in this file counts: rows or bytes."""
-        return "row" if self.kind == "parquet" else "byte"
+        return "row" if self.kind in ("parquet", "arrow") else "byte"
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the file has to be read from its beginning, so that one worker reads all of it."""
+        return self.compression is not None or self.kind in ("json", "csv", "tar", "warc")
 
 
 def is_about_process(error: BaseException) -> bool:

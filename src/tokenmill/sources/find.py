@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tokenmill.errors import InputError
 from tokenmill.hub.paths import is_hub_path
-from tokenmill.sources.files import SourceFile, is_about_process, name_source
+from tokenmill.sources.files import STANDARD_INPUT, SourceFile, is_about_process, name_source
 from tokenmill.sources.objects import find_input_objects
 from tokenmill.sources.recognize import NOT_TEXT, is_archive, recognize, why_not_text
 from tokenmill.storage.addresses import is_address
@@ -29,11 +29,16 @@ from tokenmill.storage.reading import find_near
 
 _SPECIAL = "a pipe, socket or device"
 _OUTSIDE = "a link that leads out of its folder"
+_NO_STANDARD_INPUT = (
+    "Standard input (-) can only be read by a run of prepare on this machine. Name a file here. A file "
+    "that is called - is ./-"
+)
 _FOLLOW = " Links are followed if you name them, for example with a glob: 'FOLDER/*'."
 _REASONS = {  # the reason for one item, and for several
     NOT_TEXT: ("file that is not text", "files that are not text"),
     "an archive": ("archive", "archives"),
     "compressed Parquet": ("compressed Parquet file", "compressed Parquet files"),
+    "compressed Arrow": ("compressed Arrow file", "compressed Arrow files"),
     "a list of excluded documents": (
         "list of excluded documents",
         "lists of excluded documents",
@@ -73,7 +78,10 @@ def describe_passed_over(passed_over: Sequence[PassedOver], *, examples: bool = 
 
 
 def find_files(
-    inputs: Sequence[str | os.PathLike[str]], *, leave_out: Path | None = None
+    inputs: Sequence[str | os.PathLike[str]],
+    *,
+    leave_out: Path | None = None,
+    standard_input: SourceFile | None = None,
 ) -> tuple[list[SourceFile], list[PassedOver]]:
     """Find the files for a list of paths, folders and globs, in the given order.
 
@@ -91,6 +99,11 @@ def find_files(
     passed_over: list[PassedOver] = []
     items = [str(as_path(item)) if is_address(item) else os.fspath(item) for item in inputs]
     for path, named, known in _expand(items, leave_out, passed_over):
+        if named and path == STANDARD_INPUT:
+            if standard_input is None:
+                raise InputError(_NO_STANDARD_INPUT)
+            found[path] = standard_input
+            continue
         real = _real_path(path, folders)
         if real in found:
             continue
@@ -116,10 +129,8 @@ def find_files(
 def _refuse_what_is_never_text(source: SourceFile) -> None:
     if is_archive(source.path):
         raise InputError(f"{source.path} is an archive. Unpack it, and pass the folder instead.")
-    if why_not_text(source) == "compressed Parquet":
-        raise InputError(
-            f"{source.path} is compressed Parquet. Decompress it, and pass the result instead."
-        )
+    if (reason := why_not_text(source)) in ("compressed Parquet", "compressed Arrow"):
+        raise InputError(f"{source.path} is {reason}. Decompress it, and pass the result instead.")
 
 
 def _expand(
@@ -128,7 +139,9 @@ def _expand(
     """Yield each file's path, whether the user named this file itself, and its `stat` if known."""
     for item in inputs:
         path = Path(item)
-        if is_hub_path(item):
+        if item == STANDARD_INPUT:
+            yield item, True, None
+        elif is_hub_path(item):
             from tokenmill.hub.cache import find_cached_files
 
             yield from ((str(found), True, None) for found in find_cached_files(item))

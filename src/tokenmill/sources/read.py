@@ -1,4 +1,4 @@
-"""Read documents from input files: plain text, JSON, CSV and Parquet, compressed or not.
+"""Read documents from input files: text, JSON, CSV, Parquet, Arrow, tar archives and WARC.
 
 Files are read as streams, a block at a time. Compressed streams are read to their trailer: a
 truncated or altered stream is a `BadFileError`, never a short file. A record that cannot be used is
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import BinaryIO
 
 from tokenmill.errors import InputError, TooLongError
+from tokenmill.sources.arrow import read_arrow
 from tokenmill.sources.compression import (
     DAMAGED,
     LARGEST_WINDOW,
@@ -20,15 +22,27 @@ from tokenmill.sources.compression import (
     WindowError,
     decompress,
 )
+from tokenmill.sources.containers import Joiner
 from tokenmill.sources.csv_rows import read_csv
-from tokenmill.sources.encodings import find_wide_encoding
+from tokenmill.sources.encodings import AUTO, choose_encoding, convert
 from tokenmill.sources.fields import Field
 from tokenmill.sources.files import BadFileError, SourceFile, is_about_process, open_source
 from tokenmill.sources.json_array import read_json_array
 from tokenmill.sources.json_lines import read_json_lines
 from tokenmill.sources.parquet import ROWS, read_parquet
 from tokenmill.sources.records import BLOCK, PARSED, Chunk, Cutter, find_border, split_records
+from tokenmill.sources.tar import ArchiveError, read_members
+from tokenmill.sources.warc import (
+    WITHOUT_TEXT,
+    WarcError,
+    find_text,
+    open_page,
+    read_warc_records,
+)
+from tokenmill.sources.web_pages import MissingExtractorError, decode_text, extract_text
+from tokenmill.wording import one_line
 
+_HEAD = 4096  # bytes that show whether a text is UTF-16 or UTF-32
 LEAST_MEMORY = 128 << 20  # bytes per worker, without the window of a zstd or xz stream
 
 
@@ -38,12 +52,13 @@ class Reading:
 
     A file is divided into parts about every `step` bytes (see `records.find_border`). `border_cutter`
     says where a border between parts may be inside a document. `cutter` says where a document may be
-    divided into fragments.
+    divided into fragments. `encoding` is that of text and JSON lines, outside of archives.
     """
 
     separator: bytes | None = None
     text_field: str = "text"
     keep: tuple[Field, ...] = ()  # fields to keep besides the text
+    encoding: str = AUTO
     step: int = 1 << 62
     cutter: Cutter | None = None
     border_cutter: Cutter | None = None
@@ -56,8 +71,8 @@ class Reading:
 def read_range(source: SourceFile, start: int, end: int, how: Reading) -> Iterator[Chunk]:
     """Yield the documents in the range [start, end) of a file, in chunks.
 
-    For Parquet, the range counts row groups; otherwise it counts bytes. A compressed file is always
-    read whole.
+    For Parquet, the range counts row groups; for Arrow, record batches; otherwise it counts bytes. A
+    compressed file and an archive are always read whole.
     """
     try:
         if source.kind == "parquet":
@@ -72,14 +87,28 @@ def read_range(source: SourceFile, start: int, end: int, how: Reading) -> Iterat
                 block=how.block,
                 rows=how.rows,
             )
-        elif source.compression:
-            yield from _read_compressed(source, how)
+        elif source.kind == "arrow":
+            yield from read_arrow(
+                source,
+                start,
+                end,
+                how.text_field,
+                how.cutter,
+                hold_limit=how.hold_limit,
+                block=how.block,
+            )
+        elif source.is_stream:
+            yield from _read_stream(source, how)
         elif source.size == 0 and source.kind == "text":
-            open_source(source.path).close()
+            open_source(source.place).close()
             yield Chunk([b""], [0])  # an empty document, for the ledger
         else:
-            with open_source(source.path) as file:
-                yield from _read_plain(file, source, start, end, how)
+            with open_source(source.place) as file:
+                if choose_encoding(file.read(_HEAD), how.encoding) is None:
+                    yield from _read_plain(file, source, start, end, how)
+                    return
+            if start == 0:  # borders between parts are found in UTF-8 only
+                yield from _read_stream(source, how)
     except DAMAGED as error:
         if is_about_process(error):
             raise
@@ -89,10 +118,6 @@ def read_range(source: SourceFile, start: int, end: int, how: Reading) -> Iterat
 def _read_plain(
     file: BinaryIO, source: SourceFile, start: int, end: int, how: Reading
 ) -> Iterator[Chunk]:
-    if source.is_undivided:
-        blocks = _read_blocks(file, source, 0, source.size, how.block)
-        yield from _read_records(blocks, source, 0, how)
-        return
     is_text = source.kind == "text"
     separator, cutter = (how.separator, how.border_cutter) if is_text else (b"\n", None)
     (first, whole), (last, complete) = (
@@ -101,7 +126,7 @@ def _read_plain(
     )
     blocks = _read_blocks(file, source, first, last, how.block)
     if not is_text:
-        yield from _read_records(blocks, source, first, how)
+        yield from _read_records(blocks, source.kind, source.path, first, how)
     elif first < last:
         yield from split_records(
             blocks,
@@ -115,21 +140,6 @@ def _read_plain(
         )
 
 
-def _read_records(
-    blocks: Iterator[bytes], source: SourceFile, start: int, how: Reading
-) -> Iterator[Chunk]:
-    """Yield the documents in the blocks of a file that has records. They begin at offset `start`."""
-    if source.kind in ("json", "csv"):
-        read = read_json_array if source.kind == "json" else read_csv
-        return read(
-            blocks, source.path, how.text_field, how.cutter, how.block, how.hold_limit, how.keep
-        )
-    lines = _refuse_long_lines(blocks, start, how.hold_limit)
-    return read_json_lines(
-        lines, start, how.text_field, how.cutter, how.block, how.hold_limit, how.keep
-    )
-
-
 def _read_blocks(
     file: BinaryIO, source: SourceFile, start: int, end: int, size: int
 ) -> Iterator[bytes]:
@@ -139,8 +149,6 @@ def _read_blocks(
         block = file.read(min(size, end - place))
         if not block:
             raise BadFileError(source.path, "the file became shorter while it was being read")
-        if place == 0:
-            refuse_wide(source, block)
         place += len(block)
         yield block
 
@@ -164,20 +172,16 @@ def _refuse_long_lines(blocks: Iterator[bytes], start: int, hold_limit: int) -> 
         place += len(block)
 
 
-def _read_compressed(source: SourceFile, how: Reading) -> Iterator[Chunk]:
-    with open_source(source.path) as raw:
-        blocks = _decompressed_blocks(_decompress(raw, source, how.window), source, how.block)
-        if source.kind != "text":
-            chunks = _read_records(blocks, source, 0, how)
+def _read_stream(source: SourceFile, how: Reading) -> Iterator[Chunk]:
+    with open_source(source.place) as raw:
+        stream = _decompress(raw, source, how.window) if source.compression else raw
+        if source.kind == "tar":
+            chunks = _read_archive(stream, source, how)
+        elif source.kind == "warc":
+            chunks = _read_warc(stream, source, how)
         else:
-            chunks = split_records(
-                blocks,
-                0,
-                how.separator,
-                how.cutter,
-                hold_limit=how.hold_limit,
-                block_bytes=how.block,
-            )
+            blocks = _to_utf8(stream, how.encoding, how.block)
+            chunks = _read_records(blocks, source.kind, source.path, 0, how)
         place = 0
         try:
             for chunk in chunks:
@@ -196,6 +200,88 @@ def _read_compressed(source: SourceFile, how: Reading) -> Iterator[Chunk]:
             ) from error
 
 
+def _read_archive(stream: Stream, source: SourceFile, how: Reading) -> Iterator[Chunk]:
+    joiner = Joiner()
+    try:
+        for member in read_members(stream, how.block):
+            if member.why is not None:
+                reason = f"{member.name} is {member.why}"
+                yield from joiner.reject(member.offset, member.size, member.why, reason)
+            elif member.size == 0 and member.kind == "text":
+                yield from joiner.add(Chunk([b""], [member.offset]))
+            else:
+                for chunk in _read_records(
+                    member.blocks, member.kind, source.path, member.offset, how
+                ):
+                    yield from joiner.add(chunk)
+    except ArchiveError as error:
+        raise BadFileError(source.path, f"the archive is damaged: {error}") from error
+    yield from joiner.flush()
+
+
+def _read_warc(stream: Stream, source: SourceFile, how: Reading) -> Iterator[Chunk]:
+    joiner = Joiner()
+    try:
+        for record in read_warc_records(stream, how.block):
+            found = find_text(record)
+            if found is None:
+                for _ in record.blocks:
+                    pass
+                yield from joiner.reject(record.offset, record.size, WITHOUT_TEXT, "")
+                continue
+            if found == "text":
+                chunks = _read_whole(record.blocks, how)
+            else:
+                page = open_page(record, is_http=found == "http", most=how.hold_limit)
+                if isinstance(page, str):
+                    address = one_line(record.headers.get("warc-target-uri", "")[:300])
+                    reason = f"{address} is {page}"
+                    yield from joiner.reject(record.offset, record.size, page, reason)
+                    continue
+                make = extract_text if page.is_html else decode_text
+                chunks = _read_whole(iter([make(page.content, page.charset)]), how)
+            for chunk in chunks:
+                chunk.offsets = [record.offset] * len(chunk.offsets)
+                yield from joiner.add(chunk)
+    except (WarcError, MissingExtractorError) as error:
+        raise BadFileError(source.path, f"the WARC file cannot be read: {error}") from error
+    yield from joiner.flush()
+
+
+def _read_whole(blocks: Iterator[bytes], how: Reading) -> Iterator[Chunk]:
+    """Yield a text that is one document."""
+    first = True
+    for chunk in split_records(
+        blocks, 0, None, how.cutter, hold_limit=how.hold_limit, block_bytes=how.block
+    ):
+        yield chunk
+        first = False
+    if first:
+        yield Chunk([b""], [0])
+
+
+def _read_records(
+    blocks: Iterator[bytes], kind: str, path: str, start: int, how: Reading
+) -> Iterator[Chunk]:
+    """Yield the documents in a stream of text or records, which begins at offset `start`."""
+    if kind in ("json", "csv"):
+        read = read_json_array if kind == "json" else read_csv
+        return read(blocks, path, how.text_field, how.cutter, how.block, how.hold_limit, how.keep)
+    if kind == "jsonl":
+        lines = _refuse_long_lines(blocks, start, how.hold_limit)
+        return read_json_lines(
+            lines, start, how.text_field, how.cutter, how.block, how.hold_limit, how.keep
+        )
+    return split_records(
+        blocks,
+        start,
+        how.separator,
+        how.cutter,
+        hold_limit=how.hold_limit,
+        block_bytes=how.block,
+    )
+
+
 def _decompress(raw: BinaryIO, source: SourceFile, window: int) -> Stream:
     if source.size == 0:
         raise BadFileError(
@@ -204,46 +290,41 @@ def _decompress(raw: BinaryIO, source: SourceFile, window: int) -> Stream:
     return decompress(raw, source.compression or "", window=window)
 
 
-def _decompressed_blocks(stream: Stream, source: SourceFile, size: int) -> Iterator[bytes]:
-    first = True
-    while block := stream.read(size):
-        if first:
-            refuse_wide(source, block)
-            first = False
-        yield block
+def _to_utf8(stream: Stream, named: str, size: int) -> Iterator[bytes]:
+    """Yield the blocks of a text, in UTF-8."""
+    first = stream.read(size)
+    encoding = choose_encoding(first, named)
+    blocks = chain([first] if first else [], iter(lambda: stream.read(size), b""))
+    return blocks if encoding is None else convert(blocks, encoding, size)
 
 
-def read_head(source: SourceFile, size: int) -> bytes:
-    """Read the first bytes of a text or JSON lines file, decompressed."""
+def read_head(source: SourceFile, size: int, encoding: str | None = None) -> bytes:
+    """Read about the first `size` bytes of a file, decompressed, and in UTF-8 if `encoding` is given.
+
+    `encoding` is as in `Reading`.
+    """
     try:
-        with open_source(source.path) as raw:
+        with open_source(source.place) as raw:
             stream = _decompress(raw, source, LARGEST_WINDOW) if source.compression else raw
-            return stream.read(size)
+            head = stream.read(size)
+            found = None if encoding is None else choose_encoding(head, encoding)
+            return b"".join(convert([head], found, size)) if found else head
     except DAMAGED as error:
         if is_about_process(error):
             raise
         raise BadFileError(source.path, _explain(error, source.compression)) from error
 
 
-def read_blocks(source: SourceFile, block: int = BLOCK) -> Iterator[bytes]:
-    """Yield all bytes of a text or JSON lines file, decompressed, some at a time."""
+def read_blocks(source: SourceFile, block: int = BLOCK, encoding: str = AUTO) -> Iterator[bytes]:
+    """Yield all bytes of a text or JSON lines file, decompressed and in UTF-8, some at a time."""
     try:
-        with open_source(source.path) as raw:
+        with open_source(source.place) as raw:
             stream = _decompress(raw, source, LARGEST_WINDOW) if source.compression else raw
-            while data := stream.read(block):
-                yield data
+            yield from _to_utf8(stream, encoding, block)
     except DAMAGED as error:
         if is_about_process(error):
             raise
         raise BadFileError(source.path, _explain(error, source.compression)) from error
-
-
-def refuse_wide(source: SourceFile, head: bytes) -> None:
-    """Raise BadFileError if these first bytes of a text are UTF-16 or UTF-32."""
-    if encoding := find_wide_encoding(head):
-        raise BadFileError(
-            source.path, f"the text is {encoding}; convert it with `iconv -f {encoding} -t UTF-8`"
-        )
 
 
 def _explain(error: Exception, compression: str | None) -> str:

@@ -18,6 +18,7 @@ import orjson
 from tokenmill.errors import TooLongError
 from tokenmill.sources.csv_rows import read_csv
 from tokenmill.sources.detect_text import HEAD, looks_like_text
+from tokenmill.sources.encodings import AUTO
 from tokenmill.sources.files import (
     BadFileError,
     CutShortError,
@@ -27,7 +28,7 @@ from tokenmill.sources.files import (
 )
 from tokenmill.sources.json_array import read_json_array
 from tokenmill.sources.json_lines import read_json_lines
-from tokenmill.sources.read import Reading, read_head, read_range, refuse_wide
+from tokenmill.sources.read import Reading, read_head, read_range
 from tokenmill.sources.records import Chunk
 from tokenmill.storage.decoding import load_json
 from tokenmill.storage.names import EXCLUDE_ENDING
@@ -35,6 +36,9 @@ from tokenmill.storage.names import EXCLUDE_ENDING
 NOT_TEXT = "not text"
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 _KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+_KINDS |= {".arrow": "arrow", ".feather": "arrow", ".tar": "tar"}
+_KINDS |= {".warc": "warc", ".wet": "warc", ".wat": "warc"}
+_SHORT = {".tgz": "gzip", ".tbz": "bz2", ".tbz2": "bz2", ".txz": "xz", ".tzst": "zstd"}  # of .tar
 # These names are always text. Other files in a folder are text if their first bytes look like it.
 _TEXT = frozenset(
     ".txt .text .md .markdown .rst .tex .log .csv .tsv .html .htm .xml .yaml .yml .toml .ini .cfg "
@@ -43,9 +47,7 @@ _TEXT = frozenset(
     ".sh .bash .zsh .fish .ps1 .bat .tcl .el .lisp .scm .nim .zig .d .pas .f .f90 .adb .ads .v "
     ".vhd .s .asm .cmake .mk .css .scss .proto .po .srt .bib".split()
 )
-_ARCHIVES = frozenset(
-    ".tar .tgz .tbz .tbz2 .txz .tzst .zip .7z .rar .jar .whl .cpio .deb .rpm .cab .iso".split()
-)
+_ARCHIVES = frozenset(".zip .7z .rar .jar .whl .cpio .deb .rpm .cab .iso".split())
 _HEAD = 1 << 16
 
 
@@ -75,7 +77,7 @@ def recognize(path: str, known: os.stat_result | None = None) -> SourceFile | No
     kind = _KINDS.get(inner, "text")
     source = SourceFile(
         path=name_source(path),
-        kind="text" if kind == "parquet" and compression else kind,
+        kind="text" if kind in ("parquet", "arrow") and compression else kind,
         compression=compression,
         size=stat.st_size,
         modified=stat.st_mtime_ns,
@@ -84,13 +86,12 @@ def recognize(path: str, known: os.stat_result | None = None) -> SourceFile | No
 
 
 def is_archive(path: str) -> bool:
-    """Return whether a name belongs to an archive.
+    """Return whether a name belongs to an archive that is not read.
 
-    >>> is_archive("a.tar.gz"), is_archive("a.txt.gz")
+    >>> is_archive("a.zip"), is_archive("a.tar.gz")
     (True, False)
     """
-    plain, suffix = os.path.splitext(path.lower())
-    return suffix in _ARCHIVES or (suffix in _COMPRESSIONS and plain.endswith(".tar"))
+    return os.path.splitext(path.lower())[1] in _ARCHIVES
 
 
 def why_not_text(source: SourceFile) -> str | None:
@@ -108,12 +109,16 @@ def why_not_text(source: SourceFile) -> str | None:
         return None  # the run will report it
     if inner == ".parquet" and head.startswith(b"PAR1"):
         return "compressed Parquet"
+    if _KINDS.get(inner) == "arrow" and head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
+        return "compressed Arrow"
     return None if looks_like_text(head) else NOT_TEXT
 
 
 def _split(path: str) -> tuple[str | None, str]:
     """Return the compression and the suffix of a path. For `a.jsonl.gz`: gzip and `.jsonl`."""
     plain, suffix = os.path.splitext(path)
+    if suffix.lower() in _SHORT:
+        return _SHORT[suffix.lower()], ".tar"
     compression = _COMPRESSIONS.get(suffix.lower())
     return compression, os.path.splitext(plain if compression else path)[1].lower()
 
@@ -127,7 +132,7 @@ def _judge_json(source: SourceFile) -> SourceFile:
     like records.
     """
     try:
-        head = read_head(source, _HEAD)
+        head = read_head(source, _HEAD, AUTO)
     except BadFileError:
         return source  # the run will report it
     whole = len(head) < _HEAD
@@ -172,7 +177,9 @@ def _has_records(head: bytes) -> bool:
     return 2 * (records + lines[-1].startswith(b"{")) >= len(lines)
 
 
-def find_fault(source: SourceFile, text_field: str, hold_limit: int = 1 << 62) -> str | None:
+def find_fault(
+    source: SourceFile, text_field: str, hold_limit: int = 1 << 62, encoding: str = AUTO
+) -> str | None:
     """Return why a file cannot be read, or has no text in `text_field`; None if it looks fine.
 
     >>> import tempfile
@@ -188,13 +195,15 @@ def find_fault(source: SourceFile, text_field: str, hold_limit: int = 1 << 62) -
     if source.fault:
         return source.fault
     try:
-        if source.kind == "parquet":
+        if source.kind in ("tar", "warc"):
+            next(read_range(source, 0, 0, Reading(text_field=text_field, block=_HEAD)), None)
+            return None
+        if source.kind in ("parquet", "arrow"):
             how = Reading(text_field=text_field, hold_limit=hold_limit)
             for _ in read_range(source, 0, 0, how):  # checks the footer
                 pass
             return None
-        head = read_head(source, _HEAD)
-        refuse_wide(source, head)
+        head = read_head(source, _HEAD, encoding)
     except BadFileError as error:
         return error.reason
     except TooLongError as error:

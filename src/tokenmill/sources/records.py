@@ -48,7 +48,7 @@ class Rejection:
     """A record that cannot become a document.
 
     `line` is its line number, counted from 0 at the start of the range that is read. The ledger
-    counts the record under `kind`; `reason` is for the user.
+    counts the record under `kind`; `reason` is for the user. Without a reason it is not listed.
     """
 
     line: int | None

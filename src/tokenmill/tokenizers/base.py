@@ -65,6 +65,9 @@ class Tokenizer(ABC):
     - `cuttable`: whether a text may be cut between a letter (`str.isalpha`) and a following space
       or line end. Encoding the two pieces must then give the ids of the whole text. If true, long
       documents are encoded in pieces, and large files may be split inside a document.
+    - `weight`: how many times as much memory as gigatoken it takes for a byte of text. A document that
+      has to be held whole is refused if it is larger than the memory allows.
+    - `note`: what `prepare` tells the user about the tokenizer before it begins, or None.
     """
 
     kind: ClassVar[str] = ""
@@ -73,6 +76,8 @@ class Tokenizer(ABC):
     eot_id: int | None = None
     special_ids: Mapping[str, int] = MappingProxyType({})
     cuttable: bool = False
+    weight: ClassVar[int] = 1
+    note: ClassVar[str | None] = None
 
     @abstractmethod
     def encode(self, text: bytes) -> Sequence[int] | npt.NDArray[Any]:

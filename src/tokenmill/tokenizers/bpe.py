@@ -45,6 +45,10 @@ TERMINATOR = "\0"
 _LONGEST_NAME = 1000
 
 
+class UnsupportedError(TokenizerError):
+    """A tokenizer that gigatoken cannot encode exactly, or not at all."""
+
+
 class Vocabulary(Protocol):
     """The vocabulary in a file. Each file format has its own class."""
 
@@ -234,4 +238,4 @@ def call_native(call: Callable[[], Any], *, where: str) -> Any:
         reason = str(error).partition("\n")[0][:300]
         if is_panic:
             reason = f"gigatoken finds its vocabulary inconsistent ({reason})"
-        raise TokenizerError(f"{where} cannot be used as a tokenizer: {reason}") from error
+        raise UnsupportedError(f"{where} cannot be used as a tokenizer: {reason}") from error

@@ -94,29 +94,31 @@ def check_added(content: Any, where: str) -> str:
     return content
 
 
-def list_steps(normalizer: Any, where: str) -> list[Mapping[str, Any]]:
+def list_steps(normalizer: Any, where: str, nested: str = "normalizers") -> list[Mapping[str, Any]]:
     """Return the steps of a normalizer, in order, with nested sequences flattened.
+
+    For a pre-tokenizer, `nested` is the key of its steps.
 
     >>> nfc = {"type": "NFC"}
     >>> list_steps({"type": "Sequence", "normalizers": [nfc, nfc]}, "x.json")
     [{'type': 'NFC'}, {'type': 'NFC'}]
     """
     steps = []
-    for step in _walk(normalizer, 0, where) if normalizer is not None else ():
+    for step in _walk(normalizer, 0, where, nested) if normalizer is not None else ():
         steps.append(step)
         if len(steps) > _MOST_STEPS:
             raise _refuse_normalizer(where, f"has more than {_MOST_STEPS} steps")
     return steps
 
 
-def _walk(normalizer: Any, depth: int, where: str) -> Iterator[Mapping[str, Any]]:
+def _walk(normalizer: Any, depth: int, where: str, nested: str) -> Iterator[Mapping[str, Any]]:
     if normalizer["type"] != "Sequence":
         yield normalizer
         return
     if depth == _DEEPEST:
         raise _refuse_normalizer(where, f"is nested more than {_DEEPEST} deep")
-    for step in normalizer["normalizers"]:
-        yield from _walk(step, depth + 1, where)
+    for step in normalizer[nested]:
+        yield from _walk(step, depth + 1, where, nested)
 
 
 def check_growth(steps: list[Mapping[str, Any]], where: str) -> None:
@@ -146,6 +148,48 @@ more than 256 times as long
             raise _refuse_normalizer(where, f"makes a text more than {_MOST_GROWTH} times as long")
 
 
+def check_steps(steps: list[Mapping[str, Any]], where: str) -> None:
+    """Refuse a normalizer of the `tokenizers` library that lengthens texts too much.
+
+    >>> check_steps([{"type": "NFKC"}, {"type": "Append", "append": "x" * 99}], "x.json")
+    >>> check_steps([{"type": "Replace", "pattern": {"Regex": "b*"}, "content": "a" * 999}], "x.json")
+    Traceback (most recent call last):
+    ...
+    tokenmill.errors.TokenizerError: x.json cannot be used as a tokenizer: its normalizer makes a text \
+more than 256 times as long
+    """
+    growth, added = 1.0, 0.0  # n bytes become at most growth * n + added
+    for step in steps:
+        kind = step["type"]
+        if kind in ("Prepend", "Append"):
+            added += _measure(step[kind.lower()])
+        else:
+            if kind == "Precompiled":
+                factor = _measure_map(step["precompiled_charsmap"], where)
+            elif kind == "Replace":
+                factor = 1.0 + _measure(step["content"])  # a pattern may match between characters
+            elif kind in _GROWTH:
+                factor = _GROWTH[kind]
+            else:
+                raise _refuse_normalizer(
+                    where, f"has the step {brief(kind)}, which is not supported"
+                )
+            growth, added = growth * factor, added * factor
+        if max(growth, added) > _MOST_GROWTH:
+            raise _refuse_normalizer(where, f"makes a text more than {_MOST_GROWTH} times as long")
+
+
+# The largest factor by which a normalizer of the `tokenizers` library can lengthen a text.
+_GROWTH = {
+    **dict.fromkeys(("Strip", "StripAccents", "Nmt"), 1.0),
+    "NFC": 3.0,
+    "NFD": 4.0,
+    "NFKC": 12.0,
+    "NFKD": 12.0,
+    "Lowercase": 2.0,
+    "ByteLevel": 2.0,
+    "BertNormalizer": 8.0,
+}
 _SETTINGS = {
     "Prepend": ("prepend",),
     "Strip": ("strip_left", "strip_right"),

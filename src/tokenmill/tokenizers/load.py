@@ -24,7 +24,9 @@ from tokenmill.errors import DatasetError, TokenizerError
 from tokenmill.hub.single_file import fetch
 from tokenmill.storage.reading import FOREIGN_CURE, find_cure, read_foreign
 from tokenmill.tokenizers.base import Tokenizer, choose_eot
+from tokenmill.tokenizers.bpe import UnsupportedError
 from tokenmill.tokenizers.gpt2 import read_gpt2
+from tokenmill.tokenizers.library import LibraryTokenizer, LibraryVocabulary, has_library
 from tokenmill.tokenizers.limits import MOST_BYTES, parse_object
 from tokenmill.tokenizers.minimal import ByteTokenizer
 from tokenmill.tokenizers.registry import check_tokenizer, from_state
@@ -199,7 +201,10 @@ def read_tokenizer(
     if suffix == ".model":
         return _finish(read_model_file(data, where), name, eot)
     document = parse_object(data, where)
-    return _finish(_read_document(document, where), name, eot, configured)
+    try:
+        return _finish(_read_document(document, where), name, eot, configured)
+    except UnsupportedError as error:
+        return _finish(_read_for_library(document, where, error), name, eot, configured)
 
 
 def _read(path: Path) -> bytes:
@@ -240,8 +245,28 @@ def _read_document(
     return vocabulary
 
 
+def _read_for_library(
+    document: Mapping[str, Any], where: str, refusal: UnsupportedError
+) -> LibraryVocabulary:
+    """Read a tokenizer.json for the `tokenizers` library, because gigatoken cannot be exact."""
+    try:
+        vocabulary = LibraryVocabulary(document, where)
+        if has_library():
+            vocabulary.native()
+            return vocabulary
+    except TokenizerError as error:
+        reason = str(error).partition(" cannot be used as a tokenizer: ")[2] or str(error)
+        raise TokenizerError(
+            f"{refusal}; the `tokenizers` library cannot encode it either: {reason}"
+        ) from error
+    raise TokenizerError(
+        f"{refusal}. The `tokenizers` library may be able to encode it: "
+        "pip install 'tokenmill[tokenizers]'"
+    ) from None
+
+
 def _finish(
-    vocabulary: JsonVocabulary | TiktokenVocabulary | SentencePieceVocabulary,
+    vocabulary: JsonVocabulary | TiktokenVocabulary | SentencePieceVocabulary | LibraryVocabulary,
     name: str,
     eot: str | int | None,
     configured: str | None = None,
@@ -249,6 +274,8 @@ def _finish(
     eot_id = choose_eot(vocabulary.special_ids, vocabulary.vocab_size, eot, configured, where=name)
     if isinstance(vocabulary, SentencePieceVocabulary):
         return SentencePieceTokenizer(vocabulary, name=name, eot_id=eot_id)
+    if isinstance(vocabulary, LibraryVocabulary):
+        return LibraryTokenizer(vocabulary, name=name, eot_id=eot_id)
     if isinstance(vocabulary, TiktokenVocabulary):
         return TiktokenTokenizer(vocabulary, name=name, eot_id=eot_id)
     return JsonTokenizer(vocabulary, name=name, eot_id=eot_id)

@@ -50,6 +50,7 @@ from tokenmill.tokenizers.cutting import LETTER, MARK, NUMBER, CutRules, find_ch
 from tokenmill.tokenizers.id_arrays import Ids, Offsets
 
 WINDOW = 512 << 10  # bytes encoded at once; gigatoken needs up to 25 times as much for one word
+_LEAST_WINDOW = 1
 _LONGEST = 256  # bytes of a token; with longer tokens, windows would cost too much
 _OVERLAPS = (8, 64)  # distances to try from u to the end of w, in multiples of the longest token
 
@@ -59,13 +60,13 @@ class LongText:
 
     `window` bytes are encoded at once, or more if no ids are final yet. Text without final ids is
     held in memory. `feed` raises a TooLongError if it would hold more than `most` bytes and more
-    than two windows.
+    than two windows. Both numbers are divided by the tokenizer's `weight`.
     """
 
     def __init__(self, tokenizer: Tokenizer, most: int, *, window: int = WINDOW) -> None:
         self._tokenizer = tokenizer
-        self._window = window
-        self._most = most
+        self._window = max(_LEAST_WINDOW, window // tokenizer.weight)
+        self._most = most // tokenizer.weight
         self._rest = b""
         self._tried = 0  # bytes at the start of `_rest` that were tried and have no final ids
 
@@ -88,7 +89,8 @@ class LongText:
         if len(self._rest) > max(self._most, 2 * self._window):
             size, name = len(self._rest), self._tokenizer.name
             raise TooLongError(
-                size, f"{size:,} bytes of a document cannot be cut for the tokenizer {name}"
+                size * self._tokenizer.weight,
+                f"{size:,} bytes of a document cannot be cut for the tokenizer {name}",
             )
         return found
 

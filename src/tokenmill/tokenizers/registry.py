@@ -17,6 +17,7 @@ import orjson
 
 from tokenmill.errors import TokenizerError, UnregisteredTokenizerError
 from tokenmill.tokenizers.base import Tokenizer
+from tokenmill.tokenizers.library import LibraryTokenizer
 from tokenmill.tokenizers.minimal import ByteTokenizer, UnknownTokenizer
 from tokenmill.tokenizers.sentencepiece import SentencePieceTokenizer
 from tokenmill.tokenizers.tiktoken import TiktokenTokenizer
@@ -31,8 +32,9 @@ _BUILT_IN = (
     JsonTokenizer,
     TiktokenTokenizer,
     SentencePieceTokenizer,
+    LibraryTokenizer,
 )
-_WITH_VOCABULARY = (JsonTokenizer, TiktokenTokenizer, SentencePieceTokenizer)
+_WITH_VOCABULARY = (JsonTokenizer, TiktokenTokenizer, SentencePieceTokenizer, LibraryTokenizer)
 _classes: dict[str, type[Tokenizer]] = {built_in.kind: built_in for built_in in _BUILT_IN}
 
 Class = TypeVar("Class", bound=type[Tokenizer])

@@ -12,14 +12,19 @@ the vocabulary, so that text is never encoded as one. Checking takes 0.08 s for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, NoReturn, Self
 
 import orjson
 
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizers.bpe import TERMINATOR, BytePairTokenizer, call_native
+from tokenmill.tokenizers.bpe import (
+    TERMINATOR,
+    BytePairTokenizer,
+    UnsupportedError,
+    call_native,
+)
 from tokenmill.tokenizers.cutting import CutRules, find_family, is_cuttable
 from tokenmill.tokenizers.limits import check_added, check_gaps, check_id, list_steps
 from tokenmill.wording import brief
@@ -94,7 +99,7 @@ class DocumentVocabulary:
             self._refuse("its vocabulary gives one id to two tokens")
 
     def _refuse(self, reason: str) -> NoReturn:
-        raise TokenizerError(f"{self._where} cannot be used as a tokenizer: {reason}")
+        raise UnsupportedError(f"{self._where} cannot be used as a tokenizer: {reason}")
 
 
 class JsonTokenizer(BytePairTokenizer):
@@ -124,7 +129,7 @@ class JsonVocabulary(DocumentVocabulary):
         nfc = self._is_nfc(list_steps(document.get("normalizer"), self._where))
         pre_tokenizer, pattern, prefix_space = self._read_pre_tokenizer(document["pre_tokenizer"])
         specials, kept = self._read_added(document.get("added_tokens") or [], vocabulary, nfc=nfc)
-        self._refuse_overlaps(specials, [token["content"] for token in kept])
+        refuse_overlaps(specials, [token["content"] for token in kept], self._refuse)
 
         # A special token that merges can make, such as "!" declared as padding, is also an ordinary
         # token: text can be encoded as it, so it is not special here.
@@ -146,7 +151,7 @@ class JsonVocabulary(DocumentVocabulary):
 
         self.joinable = not any(TERMINATOR in token["content"] for token in kept)
         family = None if prefix_space else find_family(pattern)
-        self.cuttable = is_cuttable(family, nfc=nfc) and all(map(_leaves_cuts, kept))
+        self.cuttable = is_cuttable(family, nfc=nfc) and all(map(leaves_cuts, kept))
         self.cut_rules = None
         if family is not None and not any(token["lstrip"] or token["rstrip"] for token in kept):
             pairs = [pair for token in kept for pair in _find_byte_pairs(token["content"])]
@@ -278,26 +283,29 @@ class JsonVocabulary(DocumentVocabulary):
             kept.append(_make_added(content, number) | strips)
         return specials, sorted(kept, key=lambda token: (token["id"], token["content"]))
 
-    def _refuse_overlaps(self, specials: Mapping[str, int], added: list[str]) -> None:
-        """Refuse added tokens that can overlap a special token in a text.
 
-        `tokenizers` searches for both kinds at once, even if it then encodes special tokens as plain
-        text. So it does not find an added token that overlaps a special token.
-        """
-        if not added:
-            return
-        heads = {token[:end]: token for token in specials for end in range(1, len(token) + 1)}
-        tails = {token[start:]: token for token in specials for start in range(1, len(token))}
-        joined = "\0".join(specials)  # searching this once is faster than searching each token
-        for content in added:
-            hiding = _find_start(content, specials, heads)
-            if hiding is None and content in joined:
-                hiding = next((token for token in specials if content in token), None)
-            if hiding is None:
-                ends = (content[:end] for end in range(1, len(content)))
-                hiding = next((tails[end] for end in ends if end in tails), None)
-            if hiding is not None:
-                self._refuse(f"its added token {content!r} overlaps its special token {hiding!r}")
+def refuse_overlaps(
+    specials: Mapping[str, int], added: list[str], refuse: Callable[[str], NoReturn]
+) -> None:
+    """Refuse added tokens that can overlap a special token in a text.
+
+    `tokenizers` searches for both kinds at once, even if it then encodes special tokens as plain
+    text. So it does not find an added token that overlaps a special token.
+    """
+    if not added:
+        return
+    heads = {token[:end]: token for token in specials for end in range(1, len(token) + 1)}
+    tails = {token[start:]: token for token in specials for start in range(1, len(token))}
+    joined = "\0".join(specials)  # searching this once is faster than searching each token
+    for content in added:
+        hiding = _find_start(content, specials, heads)
+        if hiding is None and content in joined:
+            hiding = next((token for token in specials if content in token), None)
+        if hiding is None:
+            ends = (content[:end] for end in range(1, len(content)))
+            hiding = next((tails[end] for end in ends if end in tails), None)
+        if hiding is not None:
+            refuse(f"its added token {content!r} overlaps its special token {hiding!r}")
 
 
 def _find_start(content: str, specials: Mapping[str, int], heads: Mapping[str, str]) -> str | None:
@@ -328,7 +336,7 @@ def _make_added(content: str, number: int) -> dict[str, Any]:
     }
 
 
-def _leaves_cuts(token: Mapping[str, Any]) -> bool:
+def leaves_cuts(token: Mapping[str, Any]) -> bool:
     """Return whether texts with an added token may be cut between any letter and a following space.
 
     They may if no such place can be inside the token, and the token does not include the white

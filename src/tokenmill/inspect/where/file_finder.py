@@ -31,11 +31,13 @@ from tokenmill.inspect.where.source_record import (
     find_input,
     find_line,
     find_start,
+    is_converted,
     read_record,
 )
 from tokenmill.inspect.where.whereabouts import Absence, FileContents, Whereabouts
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.progress import Watcher
+from tokenmill.sources.encodings import AUTO
 from tokenmill.sources.files import SourceFile
 from tokenmill.sources.read import read_blocks
 from tokenmill.storage.addresses import is_address
@@ -97,7 +99,7 @@ class FileFinder:
         for name, dataset in self._datasets.items():
             if (settings := read_settings(dataset)) is None:
                 continue
-            number = self._find_number(source, known, place)
+            number = self._find_number(source, known, place, settings)
             start = find_start(source, settings, number) if source.unit == "byte" else 0
             record = self.read(source, settings, number, start or 0)
             absence = self.explain(name, dataset, settings, known, number, record, is_source=False)
@@ -112,12 +114,16 @@ class FileFinder:
                 found.append(replace(one, absences=(absence,)))
         return _join(what, found) if found else None
 
-    def _find_number(self, source: SourceFile, known: Source, place: SourcePlace) -> int:
+    def _find_number(
+        self, source: SourceFile, known: Source, place: SourcePlace, settings: PrepareSettings
+    ) -> int:
         """Return the offset in bytes, or the row, of a place."""
         unit = choose_unit(known, place)
         if place.number is None:
             return 0
-        return find_line(source, place.number, self.watcher) if unit == "line" else place.number
+        if unit != "line":
+            return place.number
+        return find_line(source, place.number, self.watcher, settings.encoding)
 
     def read(
         self, source: SourceFile, settings: PrepareSettings, place: int, start: int
@@ -210,7 +216,8 @@ class _OneSource:
         if unit == "line":
             if opened is None:
                 return self._find_rejected(line=number)
-            place = find_line(opened, number, self._finder.watcher)
+            encoding = self._settings.encoding if self._settings else AUTO
+            place = find_line(opened, number, self._finder.watcher, encoding)
         else:
             place = number
         before = self._documents.find_before(place)
@@ -221,6 +228,7 @@ class _OneSource:
         if opened is None:
             return self._find_unread(before, place)
         is_plain = unit != "row" and not opened.compression
+        is_plain = is_plain and not is_converted(opened, self._settings)
         if is_plain and place >= max(1, opened.size):
             raise UsageError(
                 f"{one_line(opened.path)} has no byte {count(place)}: it has {count(opened.size)} bytes."

@@ -28,15 +28,17 @@ from tokenmill.preparation.texts import clean_chunk
 from tokenmill.progress import Watcher
 from tokenmill.sources.compression import LARGEST_WINDOW
 from tokenmill.sources.csv_kind import choose_csv_kind
+from tokenmill.sources.encodings import AUTO, choose_encoding
 from tokenmill.sources.files import SourceFile, open_source, stat_source
 from tokenmill.sources.find import find_files
-from tokenmill.sources.parquet import measure_text
-from tokenmill.sources.read import Reading, read_blocks, read_range
+from tokenmill.sources.read import Reading, read_blocks, read_head, read_range
 from tokenmill.sources.records import Chunk, Cutter, Rejection, overlaps_itself
+from tokenmill.sources.tables import measure_unit_texts
 from tokenmill.wording import count, counted
 
 SHOWN = 1 << 16  # bytes of a text to keep
 _BACK = 1 << 20  # bytes to search at once for the start of a record
+_HEAD = 4096  # bytes that show the encoding of a file
 _NEWLINE = 10
 
 
@@ -70,14 +72,14 @@ def find_input(path: str) -> SourceFile | None:
     return sources[0]
 
 
-def find_line(source: SourceFile, line: int, watcher: Watcher) -> int:
+def find_line(source: SourceFile, line: int, watcher: Watcher, encoding: str = AUTO) -> int:
     """Return the offset at which a line of a text file starts. Lines count from 1."""
     if line < 1:
         raise UsageError(f"line {line} does not exist: lines are counted from 1.")
     watcher.begin("counting lines", source.size if not source.compression else 0)
     missing, place = line - 1, 0  # line ends still to skip, and bytes already read
     last = b"\n"
-    for block in read_blocks(source):
+    for block in read_blocks(source, encoding=encoding):
         if not missing:
             return place
         ends = np.frombuffer(block, np.uint8) == _NEWLINE
@@ -93,6 +95,13 @@ def find_line(source: SourceFile, line: int, watcher: Watcher) -> int:
     raise UsageError(f"{source.path} has no line {count(line)}: it has {counted(lines, 'line')}.")
 
 
+def is_converted(source: SourceFile, settings: PrepareSettings) -> bool:
+    """Return whether a text is converted to UTF-8 while it is read. Its offsets are those of UTF-8."""
+    if source.kind not in ("text", "jsonl"):
+        return False
+    return choose_encoding(read_head(source, _HEAD), settings.encoding) is not None
+
+
 def find_start(source: SourceFile, settings: PrepareSettings, place: int) -> int | None:
     """Return where the record with the byte `place` starts, by searching backwards for a separator.
 
@@ -100,11 +109,13 @@ def find_start(source: SourceFile, settings: PrepareSettings, place: int) -> int
     """
     source = choose_csv_kind(source, settings.text_field, settings.csv)
     separator = b"\n" if source.kind == "jsonl" else settings.separator
-    if source.is_undivided:
+    if source.is_stream and not source.compression:
         return None
     if separator is None:
         return 0
-    if not separator or overlaps_itself(separator):
+    if is_converted(source, settings):
+        return None
+    if source.compression or not separator or overlaps_itself(separator):
         return None
     with open_source(source.path) as file:
         end = place
@@ -151,17 +162,18 @@ def _read(
     how = Reading(
         separator=settings.separator,
         text_field=settings.text_field,
+        encoding=settings.encoding,
         cutter=Cutter(anywhere=True),
         hold_limit=holdable_bytes(max(DEFAULT_SHARE, machine_memory() // 2)),
         window=LARGEST_WINDOW,
     )
     end = source.size
-    if source.kind == "parquet":
-        groups = measure_text(source.path, settings.text_field)
+    if source.unit == "row":
+        groups = measure_unit_texts(source, settings.text_field)
         ends = list(accumulate(rows for _, rows in groups))
         start = bisect_right(ends, place)
         end = start + 1 if groups else source.size
-    watcher.begin("reading the source", source.size - start if source.kind != "parquet" else 0)
+    watcher.begin("reading the source", source.size - start if source.unit != "row" else 0)
     yield from read_range(source, start, end, how)
 
 

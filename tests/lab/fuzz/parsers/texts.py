@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
+from tokenmill.sources.encodings import choose_encoding, convert
 from tokenmill.sources.find import find_files
 from tokenmill.sources.parquet import measure_row_groups, measure_text
 from tokenmill.sources.read import Reading, read_range
@@ -45,7 +46,7 @@ def read_all(path: Path, **how: Any) -> list[Chunk]:
     """The chunks of a file, found and read as `prepare` does."""
     (source,), _ = find_files([path])
     find_fault(source, "text")
-    end = 1 << 62 if source.kind == "parquet" else source.size
+    end = 1 << 62 if source.unit == "row" else source.size
     reading = Reading(separator=b"<|endoftext|>", step=1 << 20, hold_limit=HOLD, **how)
     return list(read_range(source, 0, end, reading))
 
@@ -126,6 +127,8 @@ class TextParser(Parser):
         chunks = read_all(folder / name, block=case.facts["block"])
         if name != "x.json":
             kept = b"".join(texts_of(chunks))
+            if encoding := choose_encoding(data[:4096], "auto"):
+                data = b"".join(convert([data], encoding, 1 << 20))
             require(kept == data.replace(b"<|endoftext|>", b""), "a part of the text is lost")
 
 

@@ -136,6 +136,29 @@ def make_piece_document() -> dict[str, Any]:
     }
 
 
+def make_unigram_document() -> dict[str, Any]:
+    """A small tokenizer.json of a Unigram model, like that of T5."""
+    pieces = ["<pad>", "</s>", "<unk>", "▁", *"abcdehlot", "he", "ll", "▁a", "hell", "hello"]
+    return {
+        "version": "1.0",
+        "added_tokens": [added(number, piece) for number, piece in enumerate(pieces[:3])],
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}]},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "WhitespaceSplit"},
+                {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"},
+            ],
+        },
+        "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"},
+        "model": {
+            "type": "Unigram",
+            "unk_id": 2,
+            "vocab": [[piece, -0.5 * number] for number, piece in enumerate(pieces)],
+        },
+    }
+
+
 def field(number: int, kind: int, value: Any) -> bytes:
     head = write_varint(number << 3 | kind)
     if kind == 0:
@@ -235,8 +258,8 @@ class _Document(Parser):
             token = added(number, content, special=bool(random.randrange(2)))
             token[random.choice(list(token))] = random.choice([True, False, *INTEGERS[:4], number])
             document["added_tokens"].append(token)
-        if random.randrange(3) == 0:
-            vocab = document["model"]["vocab"]
+        vocab = document["model"]["vocab"]
+        if isinstance(vocab, dict) and random.randrange(3) == 0:
             vocab[random.choice([*vocab, *STRINGS])] = random.choice([*INTEGERS, 2**28])
 
     def check(self, case: Case, folder: Path) -> None:
@@ -271,6 +294,13 @@ class SplitJsonParser(_Document):
 class PieceJsonParser(_Document):
     name = "piece-json"
     document = make_piece_document()
+
+
+class UnigramJsonParser(_Document):
+    """A model that only the `tokenizers` library encodes."""
+
+    name = "unigram-json"
+    document = make_unigram_document()
 
 
 class SentencePieceParser(Parser):
@@ -409,6 +439,12 @@ class TokenizerStateParser(Parser):
 
 
 PARSERS = [
-    *(TokenizerJsonParser(), SplitJsonParser(), PieceJsonParser(), SentencePieceParser()),
-    *(TiktokenParser(), TokenizerStateParser()),
+    *(
+        TokenizerJsonParser(),
+        SplitJsonParser(),
+        PieceJsonParser(),
+        UnigramJsonParser(),
+        SentencePieceParser(),
+    ),
+    *(TiktokenParser(), TokenizerStateParser(), UnigramJsonParser()),
 ]
