@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, cast
 
 import numpy as np
 import orjson
@@ -152,7 +152,9 @@ def prepare(
         if engine == "local":
             folder = choose_work_folder(target, work)
             if is_standard_input(inputs):
-                checked = PrepareSettings(**settings)  # before all of the input is copied
+                checked = PrepareSettings(
+                    **cast("dict[str, Any]", settings)
+                )  # before all of the input is copied
                 find_plan = partial(find_plan, tokenizer=load_tokenizer(tokenizer))
                 copied = copy_standard_input(
                     target, folder, shown, restart=restart, encoding=checked.encoding

@@ -32,8 +32,8 @@ from tokenmill.sources.arrow_metadata import (
     read_layout,
     read_message,
 )
+from tokenmill.sources.fields import list_names
 from tokenmill.sources.files import BadFileError, SourceFile, is_about_process, open_source
-from tokenmill.sources.json_lines import list_names
 from tokenmill.sources.records import (
     BLOCK,
     COPIES,
