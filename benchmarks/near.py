@@ -20,9 +20,9 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
 import random
 import re
-import resource
 import subprocess
 import sys
 import sysconfig
@@ -35,7 +35,7 @@ from typing import Any
 
 import results
 from corpus import real_documents
-from memory import tree_memory
+from memory import process_tree, tree_memory
 
 from tokenmill.preparation.signatures import Bands
 
@@ -159,20 +159,26 @@ def write(folder: Path, texts: Sequence[str]) -> Path:
 
 def run(command: Sequence[str]) -> tuple[float, float, float]:
     """Seconds, seconds of processor time, and the peak memory of the process tree in MB."""
-    started, peak, before = time.perf_counter(), 0, measure_cpu()
+    started, peak = time.perf_counter(), 0
+    cpu: dict[int, float] = {}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while process.poll() is None:
         peak = max(peak, tree_memory(process.pid))
+        for pid in process_tree(process.pid):
+            cpu[pid] = measure_cpu(pid) or cpu.get(pid, 0)
         time.sleep(0.02)
     if process.returncode:
         raise SystemExit(f"this failed: {' '.join(command)}")
-    return time.perf_counter() - started, measure_cpu() - before, peak / 1e6
+    return time.perf_counter() - started, sum(cpu.values()), peak / 1e6
 
 
-def measure_cpu() -> float:
-    """The processor time of all processes that have ended."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+def measure_cpu(pid: int) -> float:
+    """The processor time that a process has used; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def tokenmill_command(source: Path, out: Path, dedup: str) -> list[str]:

@@ -97,7 +97,8 @@ def read_sets(path: Path, count: int, limit: int) -> Iterator[tuple[Hashes, Plac
     ):
         for start in range(0, count, _SETS):
             entries = _read_entries(sets, start, min(count, start + _SETS))
-            sizes: Places = np.diff(entries["end"].astype(np.int64), prepend=before)
+            bounds = np.concatenate(([before], entries["end"].astype(np.int64)))
+            sizes: Places = bounds[1:] - bounds[:-1]
             if (sizes < 0).any():
                 raise damaged(path.with_suffix(".sets"))
             ends = np.cumsum(sizes)
