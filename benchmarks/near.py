@@ -3,8 +3,9 @@
     python benchmarks/near.py [--size 32] [--documents 2000]     size in MB
 
 Every tool gets the same JSON lines, 5-grams of words, a threshold of 0.8 and the bands that tokenmill
-chooses. Time is from start to end of the processes. tokenmill also cleans, tokenizes and writes shards;
-the row without near duplicates shows what that takes. The peers write the documents that stay.
+chooses. Time is from start to end of the processes, and CPU seconds are those of all of them together.
+tokenmill also cleans, tokenizes and writes shards; the row without near duplicates shows what that
+takes. The peers write the documents that stay.
 
 Quality is measured on planted copies and on real text, by brute force. A removed document is right if
 its similarity with an earlier document that stays is at least the threshold; precision is the share of
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
 import random
 import re
 import subprocess
@@ -33,7 +35,7 @@ from typing import Any
 
 import results
 from corpus import real_documents
-from memory import tree_memory
+from memory import process_tree, tree_memory
 
 from tokenmill.preparation.signatures import Bands
 
@@ -155,16 +157,28 @@ def write(folder: Path, texts: Sequence[str]) -> Path:
     return folder
 
 
-def run(command: Sequence[str]) -> tuple[float, float]:
-    """Seconds, and the peak memory of the process tree in MB."""
+def run(command: Sequence[str]) -> tuple[float, float, float]:
+    """Seconds, seconds of processor time, and the peak memory of the process tree in MB."""
     started, peak = time.perf_counter(), 0
+    cpu: dict[int, float] = {}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while process.poll() is None:
         peak = max(peak, tree_memory(process.pid))
+        for pid in process_tree(process.pid):
+            cpu[pid] = measure_cpu(pid) or cpu.get(pid, 0)
         time.sleep(0.02)
     if process.returncode:
         raise SystemExit(f"this failed: {' '.join(command)}")
-    return time.perf_counter() - started, peak / 1e6
+    return time.perf_counter() - started, sum(cpu.values()), peak / 1e6
+
+
+def measure_cpu(pid: int) -> float:
+    """The processor time that a process has used; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def tokenmill_command(source: Path, out: Path, dedup: str) -> list[str]:
@@ -198,11 +212,10 @@ def kept_by_tokenmill(source: Path, out: Path) -> set[int]:
     return {places[one.source.path, one.offset] for one in documents if one.source is not None}  # type: ignore[index]
 
 
-def kept_by_peer(source: Path, out: Path) -> set[int]:  # noqa: ARG001
+def kept_by_peer(source: Path, out: Path) -> set[int]:
     kept = set()
     for path in (out / "kept").rglob("*.jsonl*"):
-        opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
-        with opened as file:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             kept |= {int(json.loads(line)["id"]) for line in file}
     return kept
 
@@ -277,16 +290,18 @@ def measure_speed(folder: Path, size: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     plain = ("tokenmill, `--dedup documents`", lambda a, b: tokenmill_command(a, b, "documents"))
     for name, command in (plain, *((tool, make) for tool, make, _ in TOOLS)):
-        seconds, peak = run(command(source, folder / f"speed-{len(rows)}"))
+        seconds, cpu, peak = run(command(source, folder / f"speed-{len(rows)}"))
         rows.append(
-            {"what": name, "seconds": round(seconds, 1), "MB/s": round(megabytes / seconds, 2), "peak MB": round(peak)}
-        )  # fmt: skip
+            {
+                "what": name,
+                "seconds": round(seconds, 1),
+                "MB/s": round(megabytes / seconds, 2),
+                "CPU s": round(cpu, 1),
+                "MB per CPU s": round(megabytes / cpu, 2),
+                "peak MB": round(peak),
+            }
+        )
         time.sleep(1)
-    extra = rows[1]["seconds"] - rows[0]["seconds"]
-    rows.insert(
-        2,
-        {"what": "… finding near duplicates alone", "seconds": round(extra, 1), "MB/s": round(megabytes / max(0.1, extra), 1), "peak MB": ""},
-    )  # fmt: skip
     return rows
 
 

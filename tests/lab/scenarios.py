@@ -304,6 +304,7 @@ _ALL = [
     _prepare("prepare-lines", "--dedup", "lines"),
     _prepare("prepare-all", "--dedup", "none"),
     _prepare("prepare-parts", "--dedup", "lines", workers=2, small=True),
+    _prepare("prepare-near", "--dedup", "near", workers=2, small=True),
     _prepare("prepare-compressed", "--compress", "zstd"),
     Scenario(
         name="prepare-book",

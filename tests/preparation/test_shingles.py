@@ -17,6 +17,7 @@ LETTERS = "aAbZ09_ÄßéñİЖжΩπקرأनमस्ते한국어中文字�
 OTHERS = " \n\t\0.,-'\"“”…—。、！？٪।·€±→▲😀𝒳𠀀\u00a0\u3000\ufeff"
 ALPHABET = [c for c in LETTERS + OTHERS if c not in "²½İ𠀀"]
 texts = st.text(st.sampled_from(ALPHABET), max_size=120)
+broken = st.lists(st.sampled_from("aÄ中😀 ".encode()), max_size=300).map(bytes)
 
 
 def shingles_of(text: bytes, *cuts: int) -> np.ndarray:
@@ -43,7 +44,7 @@ def test_sets_of_many_texts_are_those_of_their_words(some: list[str]) -> None:
     assert all(sorted(one) == list(one) for one in np.split(found, np.cumsum(counts)[:-1]))
 
 
-@given(texts.map(str.encode) | st.binary(max_size=300), st.data())
+@given(texts.map(str.encode) | st.binary(max_size=300) | broken, st.data())
 def test_a_text_may_be_cut_anywhere(text: bytes, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
     assert shingles_of(text, *cuts).tolist() == shingles_of(text).tolist()

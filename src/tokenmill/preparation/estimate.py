@@ -35,6 +35,7 @@ from tokenmill.store.frames import Packer, choose_compression
 _HEAD_SECONDS = 4.0  # to read the heads of files
 _MAIN_PROCESS = 150 << 20  # bytes of memory
 _SECONDS, _MOST_SECONDS = 4.0, 15.0
+_NEAR_DOCUMENT = 21 * 18 + 16  # bytes of band hashes, besides the shingles of about all its text
 _LEAST_PLACES = 2  # per stratum
 _TEXT = 256 << 10  # bytes of text to tokenize at one place
 _COMPRESSED = 1 << 20  # bytes to read of a compressed file
@@ -80,7 +81,10 @@ def estimate(plan: Plan) -> Estimate:
         tokens=tokens,
         documents=documents,
         disk=stored,
-        disk_while_working=plain + 44 * documents + (size // 2 if passes == 2 else 0),
+        disk_while_working=plain
+        + 44 * documents
+        + (size // 2 if passes == 2 else 0)
+        + (_NEAR_DOCUMENT * documents + size if plan.settings.dedup == "near" else 0),
         memory=plan.memory + _MAIN_PROCESS,
         seconds=passes * sample.seconds / min(plan.workers, max(1, len(parts))),
         workers=plan.workers,

@@ -128,7 +128,7 @@ class _Search:
     """The search for near duplicates, whose stages are methods."""
 
     def __init__(self, run: Run, files: Path, context: str, catalog: Catalog) -> None:
-        self.run, self.files, self.context, self.catalog = run, files, context, catalog
+        self.run, self.files, self.catalog = run, files, catalog
         plan = run.plan
         self.threshold = plan.settings.near_threshold
         # Band hashes take more space than the keys of documents, hence more partitions.
@@ -136,6 +136,7 @@ class _Search:
         self.layout = KeyLayout(partitions=partitions, run_keys=plan.limits.run_keys)
         groups = min(partitions, 1 << catalog.bits)
         self.pairs = PairLayout(replace(self.layout, partitions=groups), catalog.bits)
+        self.context = hash_names(context, str(self.layout), str(self.pairs))
 
     def hash_bands(self, marks: Sequence[PartMarks], spanning: Sequence[Whole]) -> list[Receipt]:
         """Write the band hashes of all documents that take part."""

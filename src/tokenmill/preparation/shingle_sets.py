@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.preparation.key_files import damaged, read_range
-from tokenmill.preparation.shingles import Hashes, Places, Shingler, is_long, shingle_texts
+from tokenmill.preparation.shingles import Hashes, Places, Shingler, are_long, shingle_texts
 from tokenmill.storage.receipts import read_receipt
 from tokenmill.store.tables import Count
 
@@ -36,6 +36,7 @@ ENTRY = np.dtype(
 )
 _SHINGLE = 4  # bytes
 _GAP = 1 << 14  # shingles or entries that are read in vain, rather than read separately
+_SETS = 1 << 13  # to read at once: each gets hundreds of bytes of band hashes
 _SPAN = 1 << 18  # shingles that are read at once, at least
 
 Entries = npt.NDArray[np.void]  # of ENTRY
@@ -54,7 +55,7 @@ class SetWriter:
 
     def add_texts(self, block: bytes, starts: Places, ends: Places, record: int) -> None:
         """Add the sets of whole documents, whose records are `record` and the following ones."""
-        long = np.flatnonzero([is_long(size) for size in (ends - starts).tolist()]).tolist()
+        long = np.flatnonzero(are_long(ends - starts)).tolist()
         first = 0
         for number in [*long, len(starts)]:
             if first < number:
@@ -85,7 +86,7 @@ def read_sets(path: Path, count: int, limit: int) -> Iterator[tuple[Hashes, Plac
     """Yield the sets of the first `count` documents in order, some at a time, and their sizes.
 
     `path` is that of the files, without their suffixes. At most `limit` shingles, or one set, and at
-    most `limit` sets are read at once.
+    most `_SETS` sets are read at once.
     """
     if not count:
         return
@@ -94,9 +95,10 @@ def read_sets(path: Path, count: int, limit: int) -> Iterator[tuple[Hashes, Plac
         path.with_suffix(".sets").open("rb") as sets,
         path.with_suffix(".shingles").open("rb") as file,
     ):
-        for start in range(0, count, limit):
-            entries = _read_entries(sets, start, min(count, start + limit))
-            sizes: Places = np.diff(entries["end"].astype(np.int64), prepend=before)
+        for start in range(0, count, _SETS):
+            entries = _read_entries(sets, start, min(count, start + _SETS))
+            bounds = np.concatenate(([before], entries["end"].astype(np.int64)))
+            sizes: Places = bounds[1:] - bounds[:-1]
             if (sizes < 0).any():
                 raise damaged(path.with_suffix(".sets"))
             ends = np.cumsum(sizes)

@@ -90,9 +90,9 @@ def shingle_texts(block: bytes, starts: Places, ends: Places) -> tuple[Hashes, P
     return np.concatenate([np.zeros(0, np.uint32), *found]), sizes
 
 
-def is_long(size: int) -> bool:
-    """Return whether a text of `size` bytes is for `Shingler`, because it may have many shingles."""
-    return size > _SLICE
+def are_long(sizes: Places) -> npt.NDArray[np.bool_]:
+    """Return which texts, by their sizes in bytes, are for `Shingler`: they may have many shingles."""
+    return sizes > _SLICE
 
 
 class Shingler:
@@ -272,12 +272,16 @@ def _last_whole_character(text: bytes) -> int:
 def _classify(text: npt.NDArray[np.uint8], kinds: npt.NDArray[np.uint8]) -> None:
     """Correct the kinds of the bytes beyond ASCII, and change their letters to lower case, in place."""
     table, lower = _tables()
-    leads = np.flatnonzero(text >= 0xC0)
-    leads = leads[leads + 1 < len(text)]
+    padded = np.append(text, np.zeros(3, np.uint8))
+    leads = np.flatnonzero((text >= 0xC0) & (text < 0xF8))
+    sizes = 2 + (text[leads] >= 0xE0) + (text[leads] >= 0xF0)
+    whole = np.ones(len(leads), np.bool_)  # other bytes, which are not UTF-8, stay letters
+    for place in (1, 2, 3):
+        whole &= (padded[leads + place] & 0xC0 == 0x80) | (sizes <= place)
+    leads, sizes = leads[whole], sizes[whole]
     if not len(leads):
         return
     head = text[leads].astype(np.uint32)
-    padded = np.append(text, np.zeros(3, np.uint8))
     second = padded[leads + 1].astype(np.uint32) & 0x3F
     third = padded[leads + 2].astype(np.uint32) & 0x3F
     fourth = padded[leads + 3].astype(np.uint32) & 0x3F
@@ -285,7 +289,6 @@ def _classify(text: npt.NDArray[np.uint8], kinds: npt.NDArray[np.uint8]) -> None
     three = (head & 0x0F) << 12 | second << 6 | third
     points = np.where(head < 0xE0, two, three)
     points = np.where(head < 0xF0, points, (head & 7) << 18 | second << 12 | third << 6 | fourth)
-    sizes = 2 + (head >= 0xE0) + (head >= 0xF0)
 
     small = np.flatnonzero(head < 0xE0)
     lowered = lower[points[small]]
@@ -299,7 +302,7 @@ def _classify(text: npt.NDArray[np.uint8], kinds: npt.NDArray[np.uint8]) -> None
     kinds[leads] = found
     rest = np.where(found == _SINGLE, _INSIDE, 0).astype(np.uint8)
     for place in (1, 2, 3):
-        some = np.flatnonzero((sizes > place) & (leads + place < len(text)))
+        some = np.flatnonzero(sizes > place)
         kinds[leads[some] + place] = rest[some]
 
 
