@@ -63,7 +63,7 @@ def prepare(
     Parameters
     ----------
     inputs
-        Files, folders or globs to read: plain text, source code, JSON lines or Parquet. Files may
+        Files, folders or globs to read: plain text, source code, JSON, CSV or Parquet. Files may
         be compressed (.gz, .zst, .bz2, .xz).
     out
         Folder for the dataset. Must be new or empty, unless you are resuming. Required, except

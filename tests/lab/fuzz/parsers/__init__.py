@@ -7,7 +7,7 @@ from importlib import import_module
 from ..case import Parser
 
 MODULES = (
-    "store states formats tokenizers texts receipts hub commands models objects work inspected pages"
+    "store states formats tokenizers texts records receipts hub commands models objects work inspected pages"
 ).split()
 
 
