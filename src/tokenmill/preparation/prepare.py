@@ -362,6 +362,7 @@ def pack_fields(
             segments=tuple(sifted.segments),
             fates=tuple(sifted.fates),
             folder=run.folder.path,
+            names=tuple(field.name for field in kept),
             records=run.plan.limits.records // 64 + 1,
         )
         for split in SPLITS
@@ -369,11 +370,14 @@ def pack_fields(
     ]
     run.watcher.begin("keeping fields", 0)
     made = dict(run.engine.run(tasks, run.watcher.advance))
+    for field in kept:
+        if all(field.name in missing for _, missing in made.values()):
+            run.watcher.note(f"No document has the field {field.name!r} of `keep_fields`.")
     return KeptFields(
         names=[field.name for field in kept],
         documents_per_frame=DOCUMENTS_PER_FRAME,
         library=find_library(),
-        files={task.split: made[number] for number, task in enumerate(tasks)},
+        files={task.split: made[number][0] for number, task in enumerate(tasks)},
     )
 
 
