@@ -5,6 +5,7 @@ Every command that writes files has a scenario. A new one is an entry in `SCENAR
 
 from __future__ import annotations
 
+import csv
 import gzip
 import importlib.util
 import json
@@ -55,6 +56,22 @@ def make_texts(_: Bench, folder: Path) -> None:
     pyarrow.parquet.write_table(table, texts / "e.parquet", row_group_size=10)
 
 
+def make_records(_: Bench, folder: Path) -> None:
+    """A folder `texts` with a JSON array, a CSV file and JSON lines, with fields to keep."""
+    texts = folder / "texts"
+    texts.mkdir()
+    records = [
+        {"id": number, "url": f"https://example.org/{number}", "text": text}
+        for number, text in enumerate(_documents(60, 8))
+    ]
+    (texts / "a.json").write_text(json.dumps(records[:30], indent=1))
+    (texts / "b.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records[30:50]))
+    with (texts / "c.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, records[0])
+        writer.writeheader()
+        writer.writerows(records[50:])
+
+
 def make_dataset(bench: Bench, folder: Path) -> None:
     """A dataset `data` in two splits of several shards, as `prepare` makes it."""
     _make_output(bench, "prepare", folder)
@@ -63,6 +80,11 @@ def make_dataset(bench: Bench, folder: Path) -> None:
 def make_compressed_dataset(bench: Bench, folder: Path) -> None:
     """The same dataset with compressed shards."""
     _make_output(bench, "prepare-compressed", folder)
+
+
+def make_dataset_with_fields(bench: Bench, folder: Path) -> None:
+    """A dataset with kept fields."""
+    _make_output(bench, "prepare-fields", folder)
 
 
 def _make_output(bench: Bench, name: str, folder: Path) -> None:
@@ -306,6 +328,19 @@ _ALL = [
     _prepare("prepare-parts", "--dedup", "lines", workers=2, small=True),
     _prepare("prepare-near", "--dedup", "near", workers=2, small=True),
     _prepare("prepare-compressed", "--compress", "zstd"),
+    Scenario(
+        name="prepare-fields",
+        arguments=(
+            *(*_PREPARE, *_SHARDS, "--workers", "1", "--csv", "records"),
+            *("--keep-fields", "url,id", "--text-field", "{url}\n{text}"),
+        ),
+        make_inputs=make_records,
+    ),
+    Scenario(
+        name="reshard-fields",
+        arguments=("reshard", "data", "--out", "out", "--tokens-per-shard", "1000"),
+        make_inputs=make_dataset_with_fields,
+    ),
     Scenario(
         name="prepare-book",
         arguments=(

@@ -133,6 +133,51 @@ def test_every_document_has_the_fields_of_its_record(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("more", [{"dedup": "lines"}, {"dedup": "none", "eot": "before"}])
+def test_fields_stay_aligned_when_documents_are_dropped(tmp_path: Path, more: Any) -> None:
+    """Documents become empty, are rejected, and have invalid UTF-8 that is dropped."""
+    records = [
+        {"n": n, "url": f"u{n}", "meta": {"lang": "en"}, "text": f"a repeated line of text\n{n}, "}
+        for n in range(200)
+    ]
+    lines = []
+    for n, record in enumerate(records):
+        if n % 7 == 0:
+            record["text"] = "a repeated line of text"
+        line = json.dumps(record).encode()
+        lines.append(line.replace(b"line of", b"line\xffof") if n % 5 == 0 else line)
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    for part in (300, 1 << 20):
+        out = tmp_path / f"out-{part}"
+        options = {"keep_fields": KEEP, "val_fraction": 0.2, "on_bad_text": "drop", **more}
+        make(tmp_path / "a.jsonl", out, limits=small(part=part, block=256), **options)
+        count = 0
+        for tokens in tokenmill.open(out).values():
+            for document in tokens.documents or ():
+                number = document.metadata["n"]
+                assert document.metadata == {"n": number, "url": f"u{number}", "meta.lang": "en"}
+                ids = tokens[document.start : document.start + document.length]
+                text = bytes(one for one in ids.tolist() if one < 256).decode()
+                expected = records[number]["text"]
+                assert text.strip() in (expected.strip(), f"{number},")
+                assert number % 5
+                count += 1
+        assert count > 100
+        assert not list(tokenmill.verify(out))
+
+
+def test_a_field_that_no_document_has_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one", "url": "u"}\n{"text": "two"}\n')
+    flags = ["--tokenizer", "bytes", "--keep-fields", "url,urll"]
+    assert main(["prepare", str(path), "--out", str(tmp_path / "out"), *flags]) == 0
+    printed = "".join(capsys.readouterr())
+    assert "No document has the field 'urll' of --keep-fields." in printed
+    assert "'url' of" not in printed
+
+
 def test_fields_stay_through_reshard_and_exclusion(tmp_path: Path) -> None:
     records = make_records()
     inputs = write(tmp_path, records)

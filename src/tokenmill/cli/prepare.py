@@ -79,7 +79,7 @@ def prepare(
     Parameters
     ----------
     inputs
-        Files, folders or globs to read: plain text, source code, JSON lines, Parquet, Arrow or tar
+        Files, folders or globs to read: plain text, source code, JSON, CSV, Parquet, Arrow or tar
         archives of texts. Files may be compressed (.gz, .zst, .bz2, .xz). - is standard input.
     out
         Folder for the dataset. Must be new or empty, unless you are resuming. Required, except

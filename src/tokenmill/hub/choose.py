@@ -1,7 +1,7 @@
 """Choose which files of a repository to fetch: by path, kind, shard number, split and count.
 
 From a repository or folder, only one kind of file is fetched: a prepared dataset if there is one,
-else token files, else Parquet, else JSON lines, else plain text. So dataset cards and configuration
+else token files, else Parquet, else JSON lines, else plain text, else CSV. So dataset cards and configuration
 files are not fetched unless you name them. If no file matches the request, an error lists what
 exists.
 """
@@ -23,7 +23,11 @@ _INDEX_NAME = "index.json"  # this file belongs to all token files of its folder
 _COMPRESSIONS = ("", ".gz", ".zst", ".bz2", ".xz")
 _LINES = tuple(kind + packed for kind in (".jsonl", ".ndjson", ".json") for packed in _COMPRESSIONS)
 _PLAIN = tuple(kind + packed for kind in (".txt", ".text") for packed in _COMPRESSIONS)
-_KINDS = [("tokens", _TOKENS), ("text", (".parquet",)), ("text", _LINES), ("text", _PLAIN)]
+_CSV = tuple(kind + packed for kind in (".csv", ".tsv") for packed in _COMPRESSIONS)
+_KINDS = [
+    ("tokens", _TOKENS),
+    *(("text", endings) for endings in ((".parquet",), _LINES, _PLAIN, _CSV)),
+]
 _NOT_TEXT = ("dataset_infos.json", "dataset_dict.json", "state.json", "config.json")
 _DIGITS = 18  # most digits of a shard number; Python refuses to convert very long numbers
 _SPLITS = {"val": "val|valid|validation", "validation": "val|valid|validation"}
@@ -123,7 +127,7 @@ def _of_one_kind(files: list[HubFile], path: str, repository: str) -> tuple[list
         if found:
             return found, kind
     raise InputError(
-        f"{repository} has neither tokens (.bin, .npy) nor text (.parquet, .jsonl, .txt), only "
+        f"{repository} has neither tokens (.bin, .npy) nor text (.parquet, .jsonl, .txt, .csv), only "
         f"{len(files):,} other files, such as {files[0].path}. The Hub keeps a Parquet copy of many "
         "datasets: append "
         "@refs/convert/parquet to the repository's name."

@@ -11,6 +11,7 @@ from itertools import compress, islice
 from pathlib import Path
 
 import numpy as np
+import orjson
 
 from tokenmill.preparation.engine import Worker
 from tokenmill.preparation.key_files import damaged
@@ -27,16 +28,25 @@ class PackFields:
     segments: tuple[Path, ...]
     fates: tuple[Path, ...]
     folder: Path
+    names: tuple[str, ...]  # of the fields
     records: int  # of a segment, read at once
 
-    def run(self, worker: Worker) -> FieldsFile:
-        """Write the file. Returns its entry for the manifest."""
+    def run(self, worker: Worker) -> tuple[FieldsFile, set[str]]:
+        """Write the file. Returns its entry for the manifest, and the fields that no document has."""
+        missing = {orjson.dumps(name) + b":": name for name in self.names}
         with FieldsWriter(self.folder, self.split) as writer:
             for segment, fates in zip(self.segments, self.fates, strict=True):
-                self._copy(segment, fates, writer, worker)
-            return writer.finish()
+                self._copy(segment, fates, writer, missing, worker)
+            return writer.finish(), set(missing.values())
 
-    def _copy(self, segment: Path, fates: Path, writer: FieldsWriter, worker: Worker) -> None:
+    def _copy(
+        self,
+        segment: Path,
+        fates: Path,
+        writer: FieldsWriter,
+        missing: dict[bytes, str],
+        worker: Worker,
+    ) -> None:
         fate = 1 + SPLITS.index(self.split)
         path = segment.with_suffix(".fields")
         with path.open("rb") as lines, fates.open("rb") as fates_file:
@@ -48,6 +58,8 @@ class PackFields:
                 begins = (records["flags"] & CONTINUES) == 0
                 for line in compress(some, ((found == fate) & begins).tolist()):
                     writer.add(line)
+                    for key in [key for key in missing if key in line]:
+                        del missing[key]
                 worker.report(sum(map(len, some)))
             if lines.read(1):
                 raise damaged(path)

@@ -306,7 +306,7 @@ def pack(run: Run, sifted: Sifted) -> dict[str, list[Shard]]:
         for task in tasks
     }
     done = _find_shards(run, tasks, receipts)
-    _remove_strays(root, tasks)
+    _remove_strays(root, tasks, keeps_fields=bool(plan.settings.keep_fields))
     missing = [task for task in tasks if task.path not in done]
     total, left = sifted.ledger["tokens"], sum(task.end - task.start for task in missing)
     run.watcher.begin("writing shards", total, total - left, "tokens")
@@ -347,17 +347,20 @@ def _find_shards(
     return done
 
 
-def _remove_strays(root: Path, shards: Iterable[ShardName]) -> None:
+def _remove_strays(root: Path, shards: Iterable[ShardName], *, keeps_fields: bool) -> None:
     """Remove the shards in `root` that an interrupted run left, except those named in `shards`.
+
+    Unless `keeps_fields`, also remove the kept fields of a run with other settings.
 
     `shards` are the shards of the dataset. They are kept even if they will be written again, because
     in an object store another process may be writing them.
     """
     wanted = {path for shard in shards for path in (shard.path, shard.documents_path)}
     for split in SPLITS:
-        for path in (root / split).glob("shard_*"):
-            if f"{split}/{path.name}" not in wanted:
-                path.unlink()
+        for pattern in ("shard_*",) if keeps_fields else ("shard_*", "fields.*"):
+            for path in (root / split).glob(pattern):
+                if f"{split}/{path.name}" not in wanted:
+                    path.unlink()
 
 
 def pack_fields(
@@ -373,6 +376,7 @@ def pack_fields(
             segments=tuple(sifted.segments),
             fates=tuple(sifted.fates),
             folder=run.folder.path,
+            names=tuple(field.name for field in kept),
             records=run.plan.limits.records // 64 + 1,
         )
         for split in SPLITS
@@ -380,11 +384,14 @@ def pack_fields(
     ]
     run.watcher.begin("keeping fields", 0)
     made = dict(run.engine.run(tasks, run.watcher.advance))
+    for field in kept:
+        if all(field.name in missing for _, missing in made.values()):
+            run.watcher.note(f"No document has the field {field.name!r} of `keep_fields`.")
     return KeptFields(
         names=[field.name for field in kept],
         documents_per_frame=DOCUMENTS_PER_FRAME,
         library=find_library(),
-        files={task.split: made[number] for number, task in enumerate(tasks)},
+        files={task.split: made[number][0] for number, task in enumerate(tasks)},
     )
 
 

@@ -7,7 +7,8 @@ from importlib import import_module
 from ..case import Parser
 
 MODULES = (
-    "store states formats tokenizers texts containers receipts hub commands models objects work inspected pages"
+    "store states formats tokenizers texts containers records receipts hub commands models objects "
+    "work inspected pages"
 ).split()
 
 
