@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from preparing import (
 )
 
 import tokenmill
+from tokenmill.inspect.where.where import where
+from tokenmill.sources.tar import NOT_TEXT
 
 OPTIONS = {"val_fraction": 0.1, "tokens_per_shard": 70_000}
 
@@ -117,3 +120,27 @@ def test_a_document_that_spans_parts_has_the_ids_of_the_library(tmp_path: Path) 
     )
     found = tokenmill.open(tmp_path / "out")["train"][:].tolist()
     assert found == library.encode(text, add_special_tokens=False).ids
+
+
+def test_documents_are_found_by_their_places(
+    tmp_path: Path, inputs: tuple[Path, list[str]]
+) -> None:
+    folder, _ = inputs
+    make(folder, tmp_path / "out", documents="file", **OPTIONS)
+    data = tokenmill.open(tmp_path / "out")
+    seen: dict[str, int] = {}
+    for split in data:
+        for document in data[split].documents:
+            name = Path(document.source.path).name
+            seen[name] = seen.get(name, 0) + 1
+            if seen[name] not in (1, 4):
+                continue
+            place = f"{document.source.path}:{document.source.unit}={document.offset}"
+            found = where(tmp_path / "out", place)
+            (one,) = found.documents
+            assert (one.split, one.start) == (split, document.start)
+    assert {"a.arrow", "b.tar", "c.wet", "d000.txt"} <= seen.keys()
+    # What was not read is explained by reading the archive again.
+    (rejected,) = map(json.loads, (tmp_path / "out" / "rejected.jsonl").read_text().splitlines())
+    found = where(tmp_path / "out", f"{folder}/b.tar:byte={rejected['offset']}")
+    assert found.absences[0].reason == NOT_TEXT
