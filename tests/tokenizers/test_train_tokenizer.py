@@ -207,3 +207,14 @@ def test_the_command_reports_text_that_is_too_short(
 def test_the_command_without_inputs_is_wrong_usage(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["tokenizer", "train", "--vocab-size", "1000"]) == 2
     assert "tokenizer train needs INPUT" in capfd.readouterr().err
+
+
+def test_text_in_another_encoding_is_trained_on_as_text(tmp_path: Path) -> None:
+    text = "größere Wörter und größere Größen " * 50
+    made = []
+    for encoding in ("utf-8", "utf-16"):
+        (tmp_path / f"{encoding}.txt").write_text(text, encoding=encoding)
+        out = tmp_path / f"{encoding}.json"
+        train_tokenizer(tmp_path / f"{encoding}.txt", vocab_size=280, out=out)
+        made.append(out.read_bytes())
+    assert made[0] == made[1]

@@ -27,9 +27,10 @@ import orjson
 from tokenmill.errors import InputError, TokenizerError, TooLongError, UsageError, WorkError
 from tokenmill.preparation.memory import DEFAULT_SHARE, holdable_bytes, machine_memory
 from tokenmill.sources.csv_kind import choose_csv_kind
+from tokenmill.sources.encodings import AUTO
 from tokenmill.sources.files import BadFileError, SourceFile, local_path
 from tokenmill.sources.find import find_files
-from tokenmill.sources.read import Reading, read_range
+from tokenmill.sources.read import Reading, is_converted, read_range
 from tokenmill.sources.recognize import find_fault
 from tokenmill.sources.records import BLOCK, Cutter
 from tokenmill.storage.addresses import is_address
@@ -117,6 +118,7 @@ def _plain_files(sources: Sequence[SourceFile], text_field: str, rest: Path) -> 
         # gigatoken cannot open an object, or a file whose name is not UTF-8
         and local_path(source.path) == source.path
         and not is_address(source.path)
+        and not is_converted(source, AUTO)
     }
     try:
         with rest.open("wb") as file:

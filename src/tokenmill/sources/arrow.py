@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -58,7 +59,7 @@ def measure_batches(path: str, hold_limit: int = 1 << 62) -> list[tuple[int, int
     try:
         with open_source(path) as file:
             layout = read_layout(file, COPIES * hold_limit)
-            return [(size, rows) for _, _, rows, size in layout.batches]
+            return [(size, rows) for _, _, rows, size in layout.batches.tolist()]
     except (OSError, ValueError, TooLongError) as error:
         if is_about_process(error):
             raise
@@ -78,13 +79,13 @@ def read_arrow(
     """Yield the documents in the record batches [start, end) of a file, in chunks."""
     try:
         with open_source(source.path) as file:
-            layout = read_layout(file, COPIES * hold_limit)
+            layout = _find_layout(source, file, COPIES * hold_limit)
             number = _choose_column(layout.fields, text_field, source)
             reader = _Reader(file, layout, number, hold_limit)
             batches = layout.batches[start:end]
-            row = sum(rows for _, _, rows, _ in layout.batches[:start])
+            row = int(layout.batches[:start, 2].sum())
             share = source.size / max(1, len(layout.batches))
-            for place, length, rows, _ in batches:
+            for place, length, rows, _ in batches.tolist():
                 for texts in reader.read_batch(place, length, row, block):
                     chunk = _make_chunk(texts, row, text_field)
                     chunk.read = int(share * len(texts) / rows)
@@ -94,6 +95,19 @@ def read_arrow(
         if isinstance(error, OSError) and error.errno:
             raise  # an error of the file system with its own reason
         raise BadFileError(source.path, f"the Arrow file is damaged ({error})") from error
+
+
+def _find_layout(source: SourceFile, file: BinaryIO, most: int) -> Layout:
+    """Return the layout of a file. A worker reads it once, though it reads many parts of the file."""
+    if not source.modified:  # another file may have this name later
+        return read_layout(file, most)
+    return _read_layout_once(source.path, source.size, source.modified, most)
+
+
+@lru_cache(maxsize=1)
+def _read_layout_once(path: str, size: int, modified: int, most: int) -> Layout:  # noqa: ARG001
+    with open_source(path) as file:
+        return read_layout(file, most)
 
 
 def _make_chunk(texts: list[bytes | None], row: int, text_field: str) -> Chunk:

@@ -16,6 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from tokenmill.errors import TooLongError
 
 MAGIC = b"ARROW1"
@@ -111,7 +114,7 @@ class Layout:
 
     fields: tuple[Field, ...]
     dictionaries: tuple[tuple[int, int], ...]  # offset and size of the metadata
-    batches: tuple[tuple[int, int, int, int], ...]  # and the rows, and the bytes of the body
+    batches: npt.NDArray[np.int64]  # for each also the rows, and the bytes of the body
 
 
 def read_layout(file: BinaryIO, most: int) -> Layout:
@@ -151,7 +154,7 @@ def _read_stream_layout(file: BinaryIO, size: int, most: int) -> Layout:
             raise TooLongError(count * _MESSAGE, f"it has {count:,} messages or more")
     if fields is None:
         raise ValueError("it has no schema")
-    return Layout(fields=fields, dictionaries=tuple(dictionaries), batches=tuple(batches))
+    return Layout(fields=fields, dictionaries=tuple(dictionaries), batches=_to_array(batches))
 
 
 def _read_file_layout(file: BinaryIO, size: int, most: int) -> Layout:
@@ -163,8 +166,12 @@ def _read_file_layout(file: BinaryIO, size: int, most: int) -> Layout:
             raise ValueError(f"the message at byte {place:,} is not a record batch")
         found.append((place, length, _count_rows(message.header), message.end - message.body))
     return Layout(
-        fields=_read_fields(schema), dictionaries=tuple(dictionaries), batches=tuple(found)
+        fields=_read_fields(schema), dictionaries=tuple(dictionaries), batches=_to_array(found)
     )
+
+
+def _to_array(batches: list[tuple[int, int, int, int]]) -> npt.NDArray[np.int64]:
+    return np.array(batches, np.int64).reshape(-1, 4)
 
 
 def _read_footer(

@@ -295,7 +295,7 @@ def _to_utf8(stream: Stream, named: str, size: int) -> Iterator[bytes]:
     first = stream.read(size)
     encoding = choose_encoding(first, named)
     blocks = chain([first] if first else [], iter(lambda: stream.read(size), b""))
-    return blocks if encoding is None else convert(blocks, encoding, size)
+    yield from blocks if encoding is None else convert(blocks, encoding, size)
 
 
 def read_head(source: SourceFile, size: int, encoding: str | None = None) -> bytes:
@@ -313,6 +313,16 @@ def read_head(source: SourceFile, size: int, encoding: str | None = None) -> byt
         if is_about_process(error):
             raise
         raise BadFileError(source.path, _explain(error, source.compression)) from error
+
+
+def is_converted(source: SourceFile, encoding: str) -> bool:
+    """Return whether a text is converted to UTF-8 while it is read. Its offsets are those of UTF-8.
+
+    `encoding` is as in `Reading`.
+    """
+    if source.kind not in ("text", "jsonl"):
+        return False
+    return choose_encoding(read_head(source, _HEAD), encoding) is not None
 
 
 def read_blocks(source: SourceFile, block: int = BLOCK, encoding: str = AUTO) -> Iterator[bytes]:

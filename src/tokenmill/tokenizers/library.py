@@ -128,7 +128,7 @@ class LibraryVocabulary(DocumentVocabulary):
     def _read_ids(self, model: Mapping[str, Any]) -> dict[str, int]:
         vocab = model["vocab"]
         if isinstance(vocab, list):
-            ids = {}
+            ids: dict[str, int] = {}
             for number, (piece, score) in enumerate(vocab):
                 if not isinstance(piece, str) or not isinstance(score, (int, float)):
                     self._refuse(f"its vocabulary has the entry {brief([piece, score])}")

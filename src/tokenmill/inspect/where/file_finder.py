@@ -31,7 +31,6 @@ from tokenmill.inspect.where.source_record import (
     find_input,
     find_line,
     find_start,
-    is_converted,
     read_record,
 )
 from tokenmill.inspect.where.whereabouts import Absence, FileContents, Whereabouts
@@ -39,7 +38,7 @@ from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.progress import Watcher
 from tokenmill.sources.encodings import AUTO
 from tokenmill.sources.files import SourceFile
-from tokenmill.sources.read import read_blocks
+from tokenmill.sources.read import is_converted, read_blocks
 from tokenmill.storage.addresses import is_address
 from tokenmill.store.documents import Document
 from tokenmill.store.tables import Source
@@ -228,7 +227,7 @@ class _OneSource:
         if opened is None:
             return self._find_unread(before, place)
         is_plain = unit != "row" and not opened.compression
-        is_plain = is_plain and not is_converted(opened, self._settings)
+        is_plain = is_plain and not is_converted(opened, self._settings.encoding)
         if is_plain and place >= max(1, opened.size):
             raise UsageError(
                 f"{one_line(opened.path)} has no byte {count(place)}: it has {count(opened.size)} bytes."

@@ -28,17 +28,16 @@ from tokenmill.preparation.texts import clean_chunk
 from tokenmill.progress import Watcher
 from tokenmill.sources.compression import LARGEST_WINDOW
 from tokenmill.sources.csv_kind import choose_csv_kind
-from tokenmill.sources.encodings import AUTO, choose_encoding
+from tokenmill.sources.encodings import AUTO
 from tokenmill.sources.files import SourceFile, open_source, stat_source
 from tokenmill.sources.find import find_files
-from tokenmill.sources.read import Reading, read_blocks, read_head, read_range
+from tokenmill.sources.read import Reading, is_converted, read_blocks, read_range
 from tokenmill.sources.records import Chunk, Cutter, Rejection, overlaps_itself
 from tokenmill.sources.tables import measure_unit_texts
 from tokenmill.wording import count, counted
 
 SHOWN = 1 << 16  # bytes of a text to keep
 _BACK = 1 << 20  # bytes to search at once for the start of a record
-_HEAD = 4096  # bytes that show the encoding of a file
 _NEWLINE = 10
 
 
@@ -95,13 +94,6 @@ def find_line(source: SourceFile, line: int, watcher: Watcher, encoding: str = A
     raise UsageError(f"{source.path} has no line {count(line)}: it has {counted(lines, 'line')}.")
 
 
-def is_converted(source: SourceFile, settings: PrepareSettings) -> bool:
-    """Return whether a text is converted to UTF-8 while it is read. Its offsets are those of UTF-8."""
-    if source.kind not in ("text", "jsonl"):
-        return False
-    return choose_encoding(read_head(source, _HEAD), settings.encoding) is not None
-
-
 def find_start(source: SourceFile, settings: PrepareSettings, place: int) -> int | None:
     """Return where the record with the byte `place` starts, by searching backwards for a separator.
 
@@ -113,7 +105,7 @@ def find_start(source: SourceFile, settings: PrepareSettings, place: int) -> int
         return None
     if separator is None:
         return 0
-    if is_converted(source, settings):
+    if is_converted(source, settings.encoding):
         return None
     if source.compression or not separator or overlaps_itself(separator):
         return None
