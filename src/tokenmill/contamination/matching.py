@@ -1,0 +1,273 @@
+"""Find protected texts in a stream of texts: every n-gram of the texts is looked up, natively.
+
+Guarantees: a hit is exact, because the words of the text are compared with those of the protected
+text, not only hashes. The result does not depend on how the stream is divided into blocks.
+
+Costs on one core: 100 to 200 MB/s if nothing matches (`benchmarks/decontaminate.py`). Memory: a few
+MB, besides the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.contamination.folding import fold
+from tokenmill.contamination.protected import Protected, find_in_filter
+from tokenmill.contamination.words import (
+    EXACT,
+    LONGEST,
+    Hashes,
+    Places,
+    Words,
+    find_words,
+    hash_ngrams,
+)
+
+WINDOW = 1 << 18  # bytes folded at once
+_NOTHING = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Hits:
+    """Units that were found, ordered by text and place.
+
+    `texts` has the number of the text in the stream, `places` the number of the first matching word
+    in that text, `units` the number of the unit.
+    """
+
+    texts: Places
+    places: Places
+    units: Places
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def where(self, chosen: npt.NDArray[Any]) -> Hits:
+        """Return the hits with these indices, or for which this mask is true."""
+        return Hits(self.texts[chosen], self.places[chosen], self.units[chosen])
+
+    @classmethod
+    def join(cls, some: list[Hits]) -> Hits:
+        """Join hits, and sort them."""
+        if not some:
+            return cls(_NOTHING, _NOTHING, _NOTHING)
+        columns = [
+            np.concatenate([getattr(one, name) for one in some])
+            for name in ("texts", "places", "units")
+        ]
+        order = np.lexsort((columns[2], columns[1], columns[0]))
+        return cls(*(column[order] for column in columns))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passage:
+    """Consecutive words of a text that are consecutive words of a protected text.
+
+    `start` and `stop` count words of the text; `first` and `last` are those of `Protected.sequence`.
+    """
+
+    text: int
+    start: int
+    stop: int
+    protected: int  # the number of the protected text
+    first: int
+    last: int
+
+
+class Stream:
+    """Looks for protected texts in a stream of texts, separated by NUL bytes.
+
+    `ignored`, with an entry for each unit, says which units do not count. `window` bytes are folded at
+    once.
+    """
+
+    def __init__(
+        self,
+        protected: Protected,
+        ignored: npt.NDArray[np.bool_] | None = None,
+        *,
+        window: int = WINDOW,
+    ) -> None:
+        self._protected = protected
+        self._ignored = ignored
+        self._window = window
+        self._keep = max(protected.size, *protected.short_lengths.tolist(), 1) - 1
+        self._raw = b""  # an incomplete character
+        self._carry = b""  # folded: the last words, and the beginning of the next one
+        self._carried = 0  # complete words in it
+        self._text = 0  # the number of the text that continues
+        self._place = 0  # the number, in that text, of the first word in `_carry`
+
+    def feed(self, block: Any) -> Hits:
+        """Take the next bytes, and return the hits that are certain by now."""
+        data = self._raw + bytes(block) if self._raw else bytes(block)
+        found, start = [], 0
+        while start < len(data):
+            stop = _cut(data, start + self._window)
+            if stop == start:  # only an incomplete character is left
+                break
+            found.append(self._scan(self._carry + fold(data[start:stop]), is_last=False))
+            start = stop
+        self._raw = data[start:]
+        return Hits.join([hits for hits in found if len(hits)])
+
+    def finish(self) -> Hits:
+        """Return the hits at the end of the stream."""
+        rest, self._raw = fold(self._raw), b""
+        return self._scan(self._carry + rest, is_last=True)
+
+    def _scan(self, folded: bytes, *, is_last: bool) -> Hits:
+        end = len(folded) if is_last else max(folded.rfind(b" "), folded.rfind(b"\0")) + 1
+        body, rest = folded[:end], folded[end : end + LONGEST + 1]
+        words = find_words(body)
+        nuls = np.flatnonzero(np.frombuffer(body, np.uint8) == 0) if b"\0" in body else _NOTHING
+        borders = words.starts.searchsorted(nuls)  # the first word after each NUL
+        hits = self._describe(*self._find(words, borders), borders)
+        count = len(words)
+        first = max(count - self._keep, int(borders[-1]) if len(borders) else 0)
+        self._place += first
+        if len(borders):
+            self._place = first - int(borders[-1])
+        self._text += len(nuls)
+        begin = int(words.starts[first]) if first < count else end
+        self._carry, self._carried = body[begin:] + rest, count - first
+        return hits
+
+    def _describe(self, starts: Places, units: Places, borders: Places) -> Hits:
+        if self._ignored is not None and len(units):
+            wanted = ~self._ignored[units]
+            starts, units = starts[wanted], units[wanted]
+        texts = borders.searchsorted(starts, "right")
+        offsets = np.concatenate(([-self._place], borders))
+        return Hits(texts + self._text, starts - offsets[texts], units)
+
+    def _find(self, words: Words, borders: Places) -> tuple[Places, Places]:
+        """Return the first word and the unit of each hit, in no order."""
+        protected = self._protected
+        hashes = words.hash()
+        found: list[tuple[Places, Places]] = []
+        keys = hash_ngrams(hashes, protected.size)
+        starts = find_in_filter(keys, protected.filter)
+        if len(starts):
+            found += self._confirm(words, borders, starts, keys[starts], protected.size)
+        if anchor := protected.anchor:
+            anchors = find_in_filter(hash_ngrams(hashes, anchor), protected.anchors)
+            for length in protected.short_lengths.tolist() if len(anchors) else ():
+                some = anchors[anchors + length <= len(words)]
+                found += self._confirm(words, borders, some, _hash_at(hashes, some, length), length)
+        if not found:
+            return _NOTHING, _NOTHING
+        columns = zip(*found, strict=True)
+        starts, units = (np.concatenate(column) for column in columns)
+        return starts, units
+
+    def _confirm(
+        self, words: Words, borders: Places, starts: Places, keys: Hashes, length: int
+    ) -> Iterator[tuple[Places, Places]]:
+        """Yield the first words and the units of those candidates that are hits.
+
+        A candidate was a hit already if the words before this window contain it.
+        """
+        stops = starts + length
+        fits = stops > self._carried
+        fits &= borders.searchsorted(starts, "right") == borders.searchsorted(stops - 1, "right")
+        starts, keys = starts[fits], keys[fits]
+        table = self._protected.hashes
+        units = table.searchsorted(keys)
+        while len(starts):
+            same = units < len(table)
+            same[same] = table[units[same]] == keys[same]
+            starts, keys, units = starts[same], keys[same], units[same]
+            equal = self._compare(words, starts, units, length)
+            if equal.any():
+                yield starts[equal], units[equal]
+            units = units + 1  # another unit may have the same hash
+
+    def _compare(
+        self, words: Words, starts: Places, units: Places, length: int
+    ) -> npt.NDArray[np.bool_]:
+        """Return which units have the words at their starts."""
+        protected, known = self._protected, self._protected.known
+        equal = protected.lengths[units] == length
+        places = protected.places[units].astype(np.int64)
+        for number in range(length):
+            here, there = starts + number, protected.sequence[places + number]
+            equal &= words.lengths[here] == known.lengths[there]
+            equal &= words.first[here] == known.first[there]
+            equal &= words.last[here] == known.last[there]
+            for i in np.flatnonzero(equal & (words.lengths[here] > EXACT)).tolist():
+                equal[i] = _spell(words, int(here[i])) == _spell(known, int(there[i]))
+        return equal
+
+
+def _spell(words: Words, number: int) -> bytes:
+    start = int(words.starts[number])
+    return words.text[start : start + int(words.lengths[number])]
+
+
+def _hash_at(hashes: Hashes, starts: Places, length: int) -> Hashes:
+    """Return the hashes of the `length` words at some places, as `hash_ngrams` computes them."""
+    rows = hashes[starts[:, None] + np.arange(length)] if len(starts) else hashes[:0]
+    return hash_rows(rows, length)
+
+
+def hash_rows(rows: Hashes, length: int) -> Hashes:
+    """Return the hash of each row of `length` hashes of words."""
+    return hash_ngrams(rows.reshape(-1), length)[::length] if len(rows) else rows.reshape(-1)
+
+
+def _cut(data: bytes, stop: int) -> int:
+    """Return the last place up to `stop` that is not inside a character."""
+    if stop < len(data):
+        back = 0
+        while data[stop - back] & 0xC0 == 0x80 and back < 3:
+            back += 1
+        return stop - back
+    stop = len(data)
+    for back in range(1, min(4, stop) + 1):
+        byte = data[stop - back]
+        if byte & 0xC0 != 0x80:
+            width = 1 if byte < 0x80 else 2 + (byte >= 0xE0) + (byte >= 0xF0)
+            return stop - back if width > back else stop
+    return stop
+
+
+def find_passages(hits: Hits, protected: Protected) -> list[Passage]:
+    """Join hits that follow or overlap each other in a text and in a protected text."""
+    passages: list[Passage] = []
+    begins = protected.places[hits.units].astype(np.int64)
+    stops = hits.places + protected.lengths[hits.units]
+    sources = protected.text_of(hits.units)
+    shifts = begins - hits.places
+    order = np.lexsort((hits.places, shifts, sources, hits.texts))
+    for i in order.tolist():
+        text, start, stop, source = (
+            int(column[i]) for column in (hits.texts, hits.places, stops, sources)
+        )
+        first = int(begins[i])
+        last = passages[-1] if passages else None
+        if (
+            last is not None
+            and (last.text, last.protected) == (text, source)
+            and last.first - last.start == first - start
+            and start <= last.stop
+        ):
+            stop = max(stop, last.stop)
+            start, first = last.start, last.first
+            passages.pop()
+        passages.append(
+            Passage(
+                text=text,
+                start=start,
+                stop=stop,
+                protected=source,
+                first=first,
+                last=first + stop - start,
+            )
+        )
+    return sorted(passages, key=lambda one: (one.text, one.start, one.stop, one.first))
