@@ -167,8 +167,12 @@ def make_expected(
     eot: str = "after",
     on_bad_text: str = "repair",
     text_field: str = "text",
+    judge: Callable[[bytes], str | bytes] = bytes,
 ) -> Expected:
-    """What `prepare` should make of some files, given in its order."""
+    """What `prepare` should make of some files, given in its order.
+
+    `judge` returns a text, perhaps changed, or the reason to drop it.
+    """
     expected = Expected()
     documents = []
     for document in read_documents(paths, separator, expected, text_field):
@@ -186,7 +190,15 @@ def make_expected(
             expected.drop("empty", len(document.raw))
     if dedup == "lines":
         documents = _without_repeated_lines(documents, min_line, normalize, expected)
-    elif dedup == "documents":
+    for document in documents:
+        verdict = judge(document.text)
+        if isinstance(verdict, str):
+            expected.drop(verdict, len(document.raw))
+            document.text = b""
+        else:
+            document.text = verdict
+    documents = [document for document in documents if document.text]
+    if dedup == "documents":
         seen: set[bytes] = set()
         unique = []
         for document in documents:

@@ -8,6 +8,7 @@ few numbers for each part, and for each document that spans parts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +21,8 @@ import numpy as np
 from tokenmill.errors import FolderError, InputError
 from tokenmill.preparation.bundles import Bundles, Run, complete_bundles, skipped_in
 from tokenmill.preparation.engine import Worker
+from tokenmill.preparation.examples import ChooseExamples, Example, Examples, list_examples
+from tokenmill.preparation.judges import name_reasons
 from tokenmill.preparation.key_files import KeyLayout, KeyWriter, PartMarks
 from tokenmill.preparation.ledger import sum_up
 from tokenmill.preparation.pack import Sifted
@@ -84,7 +87,7 @@ def _mark(
         (f"{receipt['name']}.{file}", count)
         for receipt, count in zip(receipts, counts, strict=True)
     ]
-    keys = [(one.first_part, *one.key) for one in spanning if not one.is_bad]
+    keys = [(one.first_part, *one.key) for one in spanning if one.has_key]
     content = encode_receipt(KeyFiles(files, keys))
     names = [stage, fingerprint(receipts), content.decode(), str(layout)]
     context = hash_names(*names, *(one.path.name for one in listed[:1]))
@@ -197,6 +200,8 @@ def sift(run: Run, segments: Bundles) -> Sifted:
     for receipt, decided in zip(receipts, fates, strict=True):
         _refuse_unfit(plan, receipt, decided)
     ledger = sum_up(receipts, fates)
+    if counted := _sum_counts(receipts, spanning):
+        ledger["counts"] = counted
     reports = {
         kind: [
             folder.fates / f"{receipt['name']}.{kind}"
@@ -219,9 +224,42 @@ def sift(run: Run, segments: Bundles) -> Sifted:
             for i, split in enumerate(SPLITS)
         },
         spanning={one.first_part: one for one in spanning},
+        examples=_choose_examples(run, receipts, spanning),
         ledger=ledger,
         **reports,
     )
+
+
+def _sum_counts(receipts: Sequence[Receipt], spanning: Sequence[Whole]) -> dict[str, int]:
+    """Return what the judges counted in all documents."""
+    counts: Counter[str] = Counter()
+    for receipt in receipts:
+        counts.update(receipt["facts"].get("counts", {}))
+    for one in spanning:
+        counts.update(one.verdict.counts)
+    return dict(sorted(counts.items()))
+
+
+def _choose_examples(run: Run, receipts: Sequence[Receipt], spanning: Sequence[Whole]) -> bytes:
+    """Return the lines of the report about dropped documents: some examples for each reason."""
+    paths = tuple(
+        run.folder.segments / f"{receipt['name']}.examples"
+        for receipt in receipts
+        if "examples" in receipt["files"]
+    )
+    chosen = Examples()
+    tasks = [ChooseExamples(paths)] if paths else []
+    for _, found in run.engine.run(tasks, run.watcher.advance):
+        for example in found:
+            chosen.add(example)
+    for one in spanning:
+        if one.verdict.number:
+            high, low = one.key
+            source, offset = one.place
+            key, value = f"{high:016x}{low:016x}", one.verdict.value
+            number = one.verdict.number
+            chosen.add(Example(number, key, source, offset, value, one.beginning))
+    return list_examples(chosen, name_reasons(run.plan.judges), run.plan.sources)
 
 
 def _refuse_unfit(plan: Plan, segment: Receipt, fates: Receipt) -> None:
@@ -244,7 +282,8 @@ def _refuse_unfit(plan: Plan, segment: Receipt, fates: Receipt) -> None:
 def _hash_spanning(run: Run, segments: Bundles) -> list[Whole]:
     """Return the documents that span parts, with their keys, in input order."""
     found = find_spanning(segments.receipts)
-    tasks = list(plan_hashing(found, segments.paths(run.folder.segments)))
+    paths = segments.paths(run.folder.segments)
+    tasks = list(plan_hashing(found, paths, run.plan.judges))
     if tasks:
         texts = sum(fragment.text for one in found for _, fragment in one.fragments)
         run.watcher.begin("joining documents", texts)
@@ -257,9 +296,10 @@ def _plan_sifting(
 ) -> list[SiftSegment]:
     """Return a task for each segment, to decide which documents to keep and in which split."""
     plan, receipts = run.plan, segments.receipts
+    reasons = name_reasons(plan.judges)
     begins = {one.first_part: one for one in spanning}
     continued = {
-        part: fate_of(one, plan.settings.val_fraction)
+        part: fate_of(one, plan.settings.val_fraction, reasons)
         for one in spanning
         for part, _ in one.fragments[1:]
     }
@@ -283,6 +323,7 @@ def _plan_sifting(
                 first_repair=_first_repair(begins.get(number), lines_before),
             ),
             records=plan.limits.records,
+            reasons=reasons,
         )
         for number, (receipt, segment) in enumerate(
             zip(receipts, segments.paths(run.folder.segments), strict=True)

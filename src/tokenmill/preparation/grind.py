@@ -5,12 +5,15 @@ anywhere. A segment is a bundle of files: the tokens, one record per document, t
 and the rejected records. A document's key is a hash of its cleaned text. Work proceeds in chunks of a
 few MB. The loops over documents are in native code, except for one hash call per document.
 
+Judges may drop documents before they are tokenized: see `judges.py`.
+
 If a document begins before the part or ends after it, the part has only a fragment of its text. The
 bundle then also contains the fragment, because a key is computed from the whole document.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,11 +26,15 @@ import xxhash
 
 from tokenmill.errors import TokenizerError, TooLongError
 from tokenmill.preparation.engine import Worker
+from tokenmill.preparation.examples import SHOWN_BYTES, Example, Examples, show_beginning
+from tokenmill.preparation.judges import Hearing, Panel, Verdict, open_panel
 from tokenmill.preparation.key_files import KeyWriter, Marks
 from tokenmill.preparation.lines import LineRemover, line_keys
 from tokenmill.preparation.part import PartChunk, PartReader, PartTask, may_skip
 from tokenmill.preparation.segment import (
+    BAD_TEXT,
     CONTINUES,
+    REASON,
     RECORD,
     UNFINISHED,
     Bundle,
@@ -149,6 +156,9 @@ class _Segment:
         self.tokens = self.records = 0
         self.open: _OpenDocument | None = None
         self.fragments: list[Fragment] = []
+        self.panel: Panel = open_panel(task.judges)
+        self.examples = Examples()
+        self.judge_counts: Counter[str] = Counter()
         self.remover: LineRemover | None = None
         self.keys: KeyWriter | None = None
         settings = task.settings
@@ -184,6 +194,8 @@ class _Segment:
             self.open = None
         if self.keys is not None:
             self.keys.flush()
+        if examples := self.examples.encode():
+            self.bundle.write("examples", examples)
 
     def _add(self, part_chunk: PartChunk) -> None:
         chunk = part_chunk.chunk
@@ -209,6 +221,8 @@ class _Segment:
                 reason = "empty" if was_empty[i] else "only repeated lines"
                 self.counts.drop(reason, int(texts.sizes[i]))
             texts, part_chunk.sources = texts.only(filled), part_chunk.sources[filled]
+        if self.panel and len(texts.sizes):
+            texts = self._judge(texts, part_chunk)
         if len(texts.sizes):
             self._tokenize(texts, part_chunk)
 
@@ -223,6 +237,41 @@ class _Segment:
             mid_line=chunk.mid_line,
         )
         return Texts.of(left, *facts)
+
+    def _judge(self, texts: Texts, part_chunk: PartChunk) -> Texts:
+        """Drop or change the whole documents that the judges want to drop or change.
+
+        Fragments stay as they are. A document in fragments is judged when it is closed.
+        """
+        chunk = part_chunk.chunk
+        whole = np.ones(len(texts.sizes), np.bool_)
+        whole[:1] &= not chunk.continues
+        whole[-1:] &= not chunk.unfinished
+        if not whole.any():
+            return texts
+        some = texts if whole.all() else texts.only(whole)
+        judged = self.panel.judge(some)
+        self.judge_counts.update(judged.counts)
+        places = np.flatnonzero(whole)
+        views = some.views
+        for i in np.flatnonzero(judged.numbers).tolist():
+            number, place = int(judged.numbers[i]), int(places[i])
+            self.counts.drop(self.panel.reasons[number - 1], int(texts.sizes[place]))
+            key = xxhash.xxh3_128_hexdigest(views[i])
+            if self.examples.wants(number, key):
+                source, offset = int(part_chunk.sources[place]), texts.offsets[place]
+                value = judged.values.get(i)
+                shown = show_beginning(views[i])
+                self.examples.add(Example(number, key, source, offset, value, shown))
+        stays = ~whole
+        stays[places[judged.numbers == 0]] = True
+        part_chunk.sources = part_chunk.sources[stays]
+        if some is texts:
+            return judged.kept
+        left = iter(judged.kept.texts)
+        kept = [texts.texts[i] if not whole[i] else next(left) for i in np.flatnonzero(stays)]
+        facts = texts.only(stays)
+        return Texts.of(kept, facts.offsets, facts.sizes, facts.marks)
 
     def _reject(self, part_chunk: PartChunk) -> None:
         chunk = part_chunk.chunk
@@ -297,7 +346,7 @@ class _Segment:
         first, last = 0, len(texts)
         if continues:
             if self.open is None:
-                self.open = _OpenDocument(records[0].copy(), CONTINUES)
+                self.open = _OpenDocument(records[0].copy(), CONTINUES, None)
             else:
                 self.open.add(records[0])
             self._keep_text(texts[0])
@@ -308,23 +357,40 @@ class _Segment:
             last -= 1
         self._write_records(records[first:last])
         if unfinished and last < len(texts):
-            self.open = _OpenDocument(records[last].copy(), 0)
+            hearing = self.panel.begin() if self.panel else None
+            self.open = _OpenDocument(records[last].copy(), 0, hearing)
             self._keep_text(texts[last])
 
     def _keep_text(self, text: Any) -> None:
         assert self.open is not None
-        self.open.hash.update(text)
+        self.open.keep(text)
         self.bundle.write("text", text)
 
     def _close(self) -> Any:
         """Close the open document, and return its record."""
         assert self.open is not None
+        if self.open.hearing is not None:
+            self._judge_open(self.open, self.open.hearing.finish())
         record = self.open.record(0)
         if not self.open.flags & CONTINUES:
             # The whole document is in this part, so its key is known and its text is not needed.
             self.bundle.cut_back("text", int(record["text"]))
         self.open = None
         return record
+
+    def _judge_open(self, document: _OpenDocument, verdict: Verdict) -> None:
+        """Mark a document to be dropped, if the judges say so. `sift.py` drops and counts it."""
+        if document.is_bad:
+            return
+        self.judge_counts.update(verdict.counts)
+        if verdict.number:
+            document.flags |= REASON * verdict.number
+            record = document.record(0)
+            key = document.hash.hexdigest()
+            shown = show_beginning(document.beginning)
+            source, offset = int(record["source"]), int(record["offset"])
+            example = Example(verdict.number, key, source, offset, verdict.value, shown)
+            self.examples.add(example)
 
     def _write_records(self, records: Any) -> None:
         if len(records):
@@ -347,16 +413,29 @@ class _Segment:
             "bytes_in": self.counts.bytes,
             "dropped": self.counts.dropped,
             "repeated_lines": self.remover.removed if self.remover else 0,
-        }
+        } | ({"counts": dict(self.judge_counts)} if self.judge_counts else {})
 
 
 class _OpenDocument:
     """A document that arrives in fragments, before its last fragment is read."""
 
-    def __init__(self, record: Any, flags: int) -> None:
+    def __init__(self, record: Any, flags: int, hearing: Hearing | None) -> None:
         self._record = record
         self.flags = flags
         self.hash = xxhash.xxh3_128()
+        self.hearing = hearing  # None if the document is not judged here
+        self.beginning = bytearray()
+
+    @property
+    def is_bad(self) -> bool:
+        return bool(self._record["flags"] & BAD_TEXT)
+
+    def keep(self, text: Any) -> None:
+        """Take the text of the next fragment."""
+        self.hash.update(text)
+        if self.hearing is not None:
+            self.hearing.add(text)
+            self.beginning += text[: max(0, SHOWN_BYTES - len(self.beginning))]
 
     def add(self, record: Any) -> None:
         for name in ("length", "raw", "text", "characters"):

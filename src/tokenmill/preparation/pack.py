@@ -129,6 +129,7 @@ class Sifted:
     rejected: list[Path]  # the segments' reports about rejected records
     repaired: list[Path]  # the segments' reports about repaired documents
     excluded: list[Path]  # the segments' reports about excluded documents
+    examples: bytes  # the report about the documents that judges dropped
 
 
 def plan_shards(

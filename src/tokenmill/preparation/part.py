@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from tokenmill.errors import TooLongError
+from tokenmill.preparation.judges import JudgeRecipe
 from tokenmill.preparation.key_files import KeyLayout, PartMarks
 from tokenmill.preparation.memory import share_to_hold
 from tokenmill.preparation.plan import Limits, Part, Plan, SourceRange
@@ -41,6 +42,7 @@ class PartTask:
     reading: Reading
     workers: int
     keys: KeyLayout  # of the bundle's key file
+    judges: tuple[JudgeRecipe, ...] = ()
     repeated_lines: PartMarks | None = None
     skipped: tuple[tuple[int, str], ...] = ()  # sources that other parts found to be bad, and why
 
@@ -57,6 +59,7 @@ class PartTask:
             reading=_how_to_read(plan, plan.limits),
             keys=plan.keys,
             workers=plan.workers,
+            judges=plan.judges,
         )
 
     def read(self, which: SourceRange) -> Iterator[Chunk]:

@@ -20,6 +20,7 @@ import xxhash
 from tokenmill.errors import InputError, UsageError
 from tokenmill.preparation.engine import available_cores
 from tokenmill.preparation.exclusion import Exclude, Exclusions, choose_lists, read_exclusions
+from tokenmill.preparation.judges import JudgeRecipe
 from tokenmill.preparation.key_files import KeyLayout, choose_partitions
 from tokenmill.preparation.memory import DEFAULT_SHARE, LEAST_SHARE, holdable_bytes, machine_memory
 from tokenmill.preparation.settings import PrepareSettings
@@ -95,6 +96,7 @@ class Plan:
     memory: int  # bytes for all workers together
     hold_limit: int  # bytes of one document that a worker may hold
     limits: Limits = field(default_factory=Limits)
+    judges: tuple[JudgeRecipe, ...] = ()
     exclusions: Exclusions | None = None  # None if no document is to be left out
     are_lists_given: bool = False  # whether the user chose the lists, even if none
 

@@ -33,6 +33,7 @@ from tokenmill.preparation.choose import explain_nothing_kept, mark_lines, sift
 from tokenmill.preparation.engine import Engine, LocalEngine
 from tokenmill.preparation.exclusion import Exclude, find_list
 from tokenmill.preparation.folder import (
+    DROPPED_NAME,
     EXCLUDED_NAME,
     REJECTED_NAME,
     REPAIRED_NAME,
@@ -346,6 +347,10 @@ def write_manifest(run: Run, sifted: Sifted, shards: dict[str, list[Shard]]) -> 
     join_reports(sifted.rejected, folder.path / REJECTED_NAME)
     join_reports(sifted.repaired, folder.path / REPAIRED_NAME)
     join_reports(sifted.excluded, folder.path / EXCLUDED_NAME)
+    if sifted.examples:
+        folder.write(DROPPED_NAME, sifted.examples)
+    else:
+        (folder.path / DROPPED_NAME).unlink(missing_ok=True)
     state = orjson.dumps(plan.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
     folder.write(TOKENIZER_NAME, state + b"\n")
     manifest = Manifest(

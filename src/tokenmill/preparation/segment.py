@@ -6,8 +6,8 @@ one, because that would take longer than making them. Instead, the receipt holds
 and of itself, and a resumed run checks them. A bundle damaged by a crash is made again.
 
 A segment is the bundle that a task makes from a part of the input. It has the tokens, one `RECORD`
-per document, the keys (hashes) of documents, the rejected records, and the text of documents that
-begin or end in another part.
+per document, the keys (hashes) of documents, the rejected records, examples of the documents that
+judges dropped, and the text of documents that begin or end in another part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +43,10 @@ RECORD = np.dtype(
     ]
 )
 # Flags of a record, in this order: the document begins in an earlier part; it ends in a later part;
-# it is dropped because of invalid UTF-8; its invalid UTF-8 was repaired.
+# it is dropped because of invalid UTF-8; its invalid UTF-8 was repaired. The bits from `REASON` on are
+# the number of the reason for which a judge drops the document (`judges.py`), or 0.
 CONTINUES, UNFINISHED, BAD_TEXT, REPAIRED = 1, 2, 4, 8
+REASON = 1 << 8
 
 Records = npt.NDArray[np.void]  # of RECORD
 
@@ -56,6 +58,8 @@ _Skipped = list[tuple[Count, str]]  # bad files: the number of the source, and i
 class Fragment(NamedTuple):
     """The record of a fragment: the piece that one part has of a document that spans parts."""
 
+    source: Count
+    offset: Count
     flags: Count
     length: Count
     raw: Count
@@ -84,6 +88,7 @@ class _SegmentFacts(TypedDict):
     bytes_in: Count
     dropped: dict[str, tuple[Count, Count]]  # documents and bytes by reason
     repeated_lines: Count
+    counts: NotRequired[dict[str, Count]]  # what judges count
     lines: list[Count]  # line ends of each range that was read
     skipped: _Skipped
 
@@ -125,7 +130,9 @@ class SegmentReceipt(TypedDict):
     """The receipt of a segment: size and checksum of each file, and facts about the documents."""
 
     name: str
-    files: dict[Literal["tokens", "docs", "keys", "rejected", "text"], tuple[Count, str]]
+    files: dict[
+        Literal["tokens", "docs", "keys", "rejected", "text", "examples"], tuple[Count, str]
+    ]
     facts: _SegmentFacts
 
 
@@ -255,10 +262,11 @@ class CheckBundle:
 def has_key(records: Records) -> npt.NDArray[np.bool_]:
     """Return which records have a key in the segment's key file.
 
-    A document has none if it spans parts, or if it is dropped because of invalid UTF-8.
+    A document has none if it spans parts, or if it is dropped because of invalid UTF-8 or by a judge.
     """
-    without: npt.NDArray[np.bool_] = (records["flags"] & (CONTINUES | UNFINISHED | BAD_TEXT)) == 0
-    return without
+    flags = records["flags"]
+    without: npt.NDArray[np.bool_] = (flags & (CONTINUES | UNFINISHED | BAD_TEXT)) == 0
+    return without & (flags < REASON)
 
 
 def read_document_records(segment: Path, count: int) -> Iterator[Records]:

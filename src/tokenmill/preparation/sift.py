@@ -1,7 +1,7 @@
 """Sift a segment: decide which documents to keep, and in which split each belongs.
 
-Documents that the user listed are left out, with all their copies (`exclusion.py`). If other
-documents are equal, the first in input order stays. The split follows from a salted hash of the
+Long documents that a judge dropped (`judges.py`), and documents that the user listed, are left out,
+with all their copies (`exclusion.py`). If other documents are equal, the first in input order stays. The split follows from a salted hash of the
 document's key, so equal texts are never in both splits, and adding to a corpus does not move its
 earlier documents. Segments are sifted independently, after the repeats among all keys are marked.
 
@@ -11,7 +11,7 @@ byte per document. Memory holds one block of records at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from tokenmill.preparation.reports import Reporter, SourceCounts
 from tokenmill.preparation.segment import (
     BAD_TEXT,
     CONTINUES,
+    REASON,
     REPAIRED,
     UNFINISHED,
     Bundle,
@@ -73,6 +74,7 @@ class SiftSegment:
     continued: int  # the fate of the document that begins in an earlier part
     reporter: Reporter
     records: int  # read at once
+    reasons: tuple[str, ...] = ()  # of the judges
 
     def run(self, worker: Worker) -> Receipt:
         """Write each document's fate (its split, or dropped) and the reports. Returns a receipt."""
@@ -113,7 +115,7 @@ class SiftSegment:
             fates = np.full(len(records), self.continued, np.uint8)
             excluded = np.zeros(len(records), np.bool_)
             fates[starts], excluded[starts] = choose_fates(
-                documents, marked, self.val_fraction, totals
+                documents, marked, self.val_fraction, totals, self.reasons
             )
             yield records, fates, excluded
 
@@ -140,14 +142,25 @@ class Totals:
 
 
 def choose_fates(
-    records: Records, marks: Flags, val_fraction: float, totals: Totals
+    records: Records,
+    marks: Flags,
+    val_fraction: float,
+    totals: Totals,
+    reasons: Sequence[str] = (),
 ) -> tuple[Fates, Mask]:
     """Return the fate of each document: 0 if it is dropped, 1 for train, 2 for val.
 
-    `marks` say which documents are listed, and which others repeat an earlier one. Also returns
-    which documents are excluded, because they are listed. Adds all documents to `totals`.
+    `marks` say which documents are listed, and which others repeat an earlier one. `reasons` are
+    those of the judges. Also returns which documents are excluded, because they are listed. Adds all
+    documents to `totals`.
     """
     bad = (records["flags"] & BAD_TEXT) != 0
+    judged = ~bad & (records["flags"] >= REASON)
+    for number in np.unique(records["flags"][judged] // REASON).tolist():
+        mask = judged & (records["flags"] // REASON == number)
+        size = int(records["raw"][mask].sum())
+        totals.drop(reasons[number - 1], int(np.count_nonzero(mask)), size)
+    bad |= judged
     empty = ~bad & (records["text"] == 0)
     # Some tokenizers remove characters, possibly all of a text.
     mute = ~bad & ~empty & (records["length"] == 0)
@@ -156,7 +169,7 @@ def choose_fates(
     twice = usable & (marks == REPEATED)
     kept = usable & ~excluded & ~twice
     for reason, mask in (
-        ("invalid UTF-8", bad),
+        ("invalid UTF-8", bad & ~judged),
         ("only repeated lines", empty),
         ("no tokens", mute),
         (EXCLUDED, excluded),
@@ -173,8 +186,8 @@ def choose_fates(
     return np.where(kept, np.where(val, 2, 1), DROPPED).astype(np.uint8), excluded
 
 
-def fate_of(document: Whole, val_fraction: float) -> int:
+def fate_of(document: Whole, val_fraction: float, reasons: Sequence[str]) -> int:
     """Return the fate of a document that spans parts: 0 if dropped, 1 for train, 2 for val."""
     mark = np.array([document.mark], np.uint8)
-    fates, _ = choose_fates(document.record(), mark, val_fraction, Totals())
+    fates, _ = choose_fates(document.record(), mark, val_fraction, Totals(), reasons)
     return int(fates[0])

@@ -1,4 +1,4 @@
-"""Documents that span parts: join their records, and compute their keys from their texts.
+"""Documents that span parts: join their records, compute their keys, and judge their texts.
 
 A part is the input of one task. If the border between two parts cuts a document, each part has a
 fragment of the document's text, and a record of the fragment. The first fragment is the last record of
@@ -10,7 +10,7 @@ engine, and not by the process that joins the records.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,12 @@ import xxhash
 
 from tokenmill.errors import FolderError
 from tokenmill.preparation.engine import Worker
+from tokenmill.preparation.examples import SHOWN_BYTES, show_beginning
+from tokenmill.preparation.judges import JudgeRecipe, Verdict, open_panel
 from tokenmill.preparation.segment import (
     BAD_TEXT,
     CONTINUES,
+    REASON,
     RECORD,
     REPAIRED,
     UNFINISHED,
@@ -40,11 +43,19 @@ class Whole:
     fragments: tuple[tuple[int, Fragment], ...]
     key: tuple[int, int] = (0, 0)
     mark: int = 0  # REPEATED, LISTED or 0
+    verdict: Verdict = field(default_factory=Verdict)  # of the judges
+    beginning: str = ""  # of the text, if a judge drops the document
 
     @property
     def first_part(self) -> int:
         """The number of the part in which the document begins."""
         return self.fragments[0][0]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where the document begins: the number of its source, and the offset."""
+        first = self.fragments[0][1]
+        return first.source, first.offset
 
     @property
     def length(self) -> int:
@@ -55,6 +66,11 @@ class Whole:
     def is_bad(self) -> bool:
         """Whether the document is dropped because of invalid UTF-8."""
         return any(fragment.flags & BAD_TEXT for _, fragment in self.fragments)
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the key takes part in finding repeats: see `has_key` in `segment.py`."""
+        return not self.is_bad and not self.verdict.number
 
     @property
     def replaced(self) -> int:
@@ -76,7 +92,7 @@ class Whole:
         flags = 0
         for _, fragment in self.fragments:
             flags |= fragment.flags
-        record["flags"] = flags & (BAD_TEXT | REPAIRED)
+        record["flags"] = flags & (BAD_TEXT | REPAIRED) | REASON * self.verdict.number
         return record
 
 
@@ -100,28 +116,42 @@ def find_spanning(receipts: Sequence[Receipt]) -> list[Whole]:
 
 @dataclass(frozen=True)
 class HashDocuments:
-    """A task: compute the keys (hashes of the text) of some documents that span parts."""
+    """A task: compute the keys (hashes of the text) of some documents that span parts, and judge them."""
 
     documents: tuple[Whole, ...]
     segments: dict[int, Path]  # by the number of the part
+    judges: tuple[JudgeRecipe, ...] = ()
 
     def run(self, worker: Worker) -> list[Whole]:
-        """Return the documents with their keys."""
+        """Return the documents with their keys and the verdicts of the judges."""
         return [self._hash(document, worker) for document in self.documents]
 
     def _hash(self, document: Whole, worker: Worker) -> Whole:
         state = xxhash.xxh3_128()
+        panel = open_panel(self.judges)
+        hearing = panel.begin() if panel and not document.is_bad else None
+        beginning = bytearray()
         for part, fragment in document.fragments:
             for block in read_fragment(self.segments[part], fragment):
                 state.update(block)
+                if hearing is not None:
+                    hearing.add(block)
+                    beginning += block[: max(0, SHOWN_BYTES - len(beginning))]
                 worker.report(len(block))
         digest = state.intdigest()
-        return replace(document, key=(digest >> 64, digest & (2**64 - 1)))
+        document = replace(document, key=(digest >> 64, digest & (2**64 - 1)))
+        if hearing is None:
+            return document
+        verdict = hearing.finish()
+        shown = show_beginning(beginning) if verdict.number else ""
+        return replace(document, verdict=verdict, beginning=shown)
 
 
-def plan_hashing(documents: Sequence[Whole], segments: Sequence[Path]) -> Iterator[HashDocuments]:
-    """Yield the tasks that compute the keys of all documents."""
+def plan_hashing(
+    documents: Sequence[Whole], segments: Sequence[Path], judges: tuple[JudgeRecipe, ...]
+) -> Iterator[HashDocuments]:
+    """Yield the tasks that compute the keys of all documents, and judge them."""
     for start in range(0, len(documents), _AT_ONCE):
         some = tuple(documents[start : start + _AT_ONCE])
         parts = {part for document in some for part, _ in document.fragments}
-        yield HashDocuments(some, {part: segments[part] for part in parts})
+        yield HashDocuments(some, {part: segments[part] for part in parts}, judges)
