@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain import all_units, find_units, words_of
+from plain_words import all_units, find_units, words_of
 
 from tokenmill.contamination.folding import fold, locate_words
 from tokenmill.contamination.matching import Hits, Stream, find_passages
@@ -14,8 +14,32 @@ from tokenmill.contamination.protected import EvaluationFile, Protected, Text, l
 FILE = [EvaluationFile("eval.jsonl", "line")]
 LONG = "donaudampfschifffahrtsgesellschaft"
 pieces = st.sampled_from(
-    ["the", "The ", "cat's ", "dog, ", "dog. ", "\n", " ", "  ", "東", "京", "ナ", "ﾅ", "กข", "Ünï ", "ＡＢ "]
-    + [f"{LONG}kapitän ", f"{LONG}matrose ", "q" * 999 + " ", "q" * 1001 + " ", "é", "\u00ad", "’", "naïve ", "x-y_z "]
+    [
+        "the",
+        "The ",
+        "cat's ",
+        "dog, ",
+        "dog. ",
+        "\n",
+        " ",
+        "  ",
+        "東",
+        "京",
+        "ナ",
+        "ﾅ",
+        "กข",
+        "Ünï ",
+        "ＡＢ ",
+        f"{LONG}kapitän ",
+        f"{LONG}matrose ",
+        "q" * 999 + " ",
+        "q" * 1001 + " ",
+        "é",
+        "\xad",
+        "’",
+        "naïve ",
+        "x-y_z ",
+    ]
 )
 texts = st.lists(pieces, max_size=40).map("".join)
 
@@ -29,7 +53,9 @@ def make(evaluation: list[str], size: int, common: int = 100) -> Protected | Non
 
 def spell(hits: Hits, protected: Protected) -> list[list[tuple[int, tuple[str, ...]]]]:
     found: dict[int, list[tuple[int, tuple[str, ...]]]] = {}
-    for text, place, unit in zip(hits.texts.tolist(), hits.places.tolist(), hits.units.tolist(), strict=True):
+    for text, place, unit in zip(
+        hits.texts.tolist(), hits.places.tolist(), hits.units.tolist(), strict=True
+    ):
         first = int(protected.places[unit])
         words = protected.spell(first, first + int(protected.lengths[unit])).split(" ")
         found.setdefault(text, []).append((place, tuple(words)))
@@ -41,7 +67,9 @@ def test_folded_words_equal_the_plain_ones(text: str) -> None:
     text = text.replace("\0", "")
     assert fold(text.encode()).decode().split() == words_of(text)
     starts, stops = locate_words(text.encode())
-    located = [text.encode()[a:b].decode() for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+    located = [
+        text.encode()[a:b].decode() for a, b in zip(starts.tolist(), stops.tolist(), strict=True)
+    ]
     assert [words_of(word) for word in located] == [[word] for word in words_of(text)]
 
 
@@ -90,9 +118,18 @@ def test_a_saved_table_gives_the_same_hits(tmp_path) -> None:  # type: ignore[no
     protected.save(tmp_path / "table")
     loaded = load(tmp_path / "table")
     stream = Stream(loaded)
-    hits = Hits.join([stream.feed(b"Who wrote the first novel about mills?\0A b c d e f g h i j k l m n o p"), stream.finish()])
+    hits = Hits.join(
+        [
+            stream.feed(b"Who wrote the first novel about mills?\0A b c d e f g h i j k l m n o p"),
+            stream.finish(),
+        ]
+    )
     passages = find_passages(hits, loaded)
     assert [(one.text, one.start, one.stop) for one in passages] == [(0, 0, 7), (1, 0, 15)]
     assert loaded.spell(passages[1].first, passages[1].last) == "a b c d e f g h i j k l m n o"
-    assert loaded.name_text(passages[0].protected) == {"evaluation": "eval.jsonl", "line": 1}
+    assert loaded.name_text(passages[0].protected) == {
+        "evaluation": "eval.jsonl",
+        "record": 1,
+        "unit": "line",
+    }
     assert np.array_equal(loaded.hashes, protected.hashes)

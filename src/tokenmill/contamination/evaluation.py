@@ -20,8 +20,8 @@ from tokenmill.formats.document_starts import find_document_starts, skip_empty
 from tokenmill.sources.files import BadFileError, SourceFile, name_source
 from tokenmill.sources.find import find_files
 from tokenmill.sources.read import Reading, read_range
-from tokenmill.sources.records import Chunk
 from tokenmill.sources.recognize import NOT_TEXT, why_not_text
+from tokenmill.sources.records import Chunk
 from tokenmill.storage.names import MANIFEST_NAME
 from tokenmill.storage.object_path import as_path
 from tokenmill.store.tokens import Tokens

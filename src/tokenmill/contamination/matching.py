@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -64,8 +64,7 @@ class Hits:
         return cls(*(column[order] for column in columns))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Passage:
+class Passage(NamedTuple):
     """Consecutive words of a text that are consecutive words of a protected text.
 
     `start` and `stop` count words of the text; `first` and `last` are those of `Protected.sequence`.
@@ -82,19 +81,11 @@ class Passage:
 class Stream:
     """Looks for protected texts in a stream of texts, separated by NUL bytes.
 
-    `ignored`, with an entry for each unit, says which units do not count. `window` bytes are folded at
-    once.
+    `window` bytes are folded at once.
     """
 
-    def __init__(
-        self,
-        protected: Protected,
-        ignored: npt.NDArray[np.bool_] | None = None,
-        *,
-        window: int = WINDOW,
-    ) -> None:
+    def __init__(self, protected: Protected, *, window: int = WINDOW) -> None:
         self._protected = protected
-        self._ignored = ignored
         self._window = window
         self._keep = max(protected.size, *protected.short_lengths.tolist(), 1) - 1
         self._raw = b""  # an incomplete character
@@ -139,9 +130,6 @@ class Stream:
         return hits
 
     def _describe(self, starts: Places, units: Places, borders: Places) -> Hits:
-        if self._ignored is not None and len(units):
-            wanted = ~self._ignored[units]
-            starts, units = starts[wanted], units[wanted]
         texts = borders.searchsorted(starts, "right")
         offsets = np.concatenate(([-self._place], borders))
         return Hits(texts + self._text, starts - offsets[texts], units)
@@ -159,6 +147,8 @@ class Stream:
             anchors = find_in_filter(hash_ngrams(hashes, anchor), protected.anchors)
             for length in protected.short_lengths.tolist() if len(anchors) else ():
                 some = anchors[anchors + length <= len(words)]
+                if not len(some):
+                    continue
                 found += self._confirm(words, borders, some, _hash_at(hashes, some, length), length)
         if not found:
             return _NOTHING, _NOTHING
@@ -183,6 +173,8 @@ class Stream:
             same = units < len(table)
             same[same] = table[units[same]] == keys[same]
             starts, keys, units = starts[same], keys[same], units[same]
+            if not len(starts):
+                return
             equal = self._compare(words, starts, units, length)
             if equal.any():
                 yield starts[equal], units[equal]
@@ -237,37 +229,37 @@ def _cut(data: bytes, stop: int) -> int:
     return stop
 
 
+def find_in_texts(block: bytes, protected: Protected) -> Hits:
+    """Return the hits in some texts, joined by NUL bytes."""
+    stream = Stream(protected)
+    return Hits.join([some for some in (stream.feed(block), stream.finish()) if len(some)])
+
+
 def find_passages(hits: Hits, protected: Protected) -> list[Passage]:
     """Join hits that follow or overlap each other in a text and in a protected text."""
-    passages: list[Passage] = []
-    begins = protected.places[hits.units].astype(np.int64)
-    stops = hits.places + protected.lengths[hits.units]
+    first = protected.places[hits.units].astype(np.int64)
+    lengths = protected.lengths[hits.units].astype(np.int64)
     sources = protected.text_of(hits.units)
-    shifts = begins - hits.places
+    shifts = first - hits.places
     order = np.lexsort((hits.places, shifts, sources, hits.texts))
-    for i in order.tolist():
-        text, start, stop, source = (
-            int(column[i]) for column in (hits.texts, hits.places, stops, sources)
-        )
-        first = int(begins[i])
-        last = passages[-1] if passages else None
-        if (
-            last is not None
-            and (last.text, last.protected) == (text, source)
-            and last.first - last.start == first - start
-            and start <= last.stop
-        ):
-            stop = max(stop, last.stop)
-            start, first = last.start, last.first
-            passages.pop()
-        passages.append(
-            Passage(
-                text=text,
-                start=start,
-                stop=stop,
-                protected=source,
-                first=first,
-                last=first + stop - start,
-            )
-        )
-    return sorted(passages, key=lambda one: (one.text, one.start, one.stop, one.first))
+    columns = (hits.texts, sources, shifts, hits.places, first, lengths)
+    texts, sources, shifts, places, first, lengths = (column[order] for column in columns)
+    begins = np.ones(len(texts), np.bool_)
+    begins[1:] = (
+        (texts[1:] != texts[:-1])
+        | (sources[1:] != sources[:-1])
+        | (shifts[1:] != shifts[:-1])
+        | (places[1:] > places[:-1] + lengths[:-1])
+    )
+    starts = np.flatnonzero(begins)
+    ends = np.append(starts[1:], len(texts)) - 1
+    rows = zip(
+        texts[starts].tolist(),
+        places[starts].tolist(),
+        (places + lengths)[ends].tolist(),
+        sources[starts].tolist(),
+        first[starts].tolist(),
+        (first + lengths)[ends].tolist(),
+        strict=True,
+    )
+    return sorted(Passage(*row) for row in rows)

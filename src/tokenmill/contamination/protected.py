@@ -13,7 +13,7 @@ map the file, so they share its memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -116,14 +116,44 @@ class Protected:
             )
         )
 
+    def spell_unit(self, unit: int) -> str:
+        """Return the words of a unit."""
+        start = int(self.places[unit])
+        return self.spell(start, start + int(self.lengths[unit]))
+
     def name_text(self, number: int) -> dict[str, Any]:
         """Return where a text is, for reports."""
         file = self.files[int(self.text_files[number])]
-        return {"evaluation": file.path, file.unit: int(self.text_records[number])}
+        return {
+            "evaluation": file.path,
+            "record": int(self.text_records[number]),
+            "unit": file.unit,
+        }
+
+    def without(self, units: Places) -> Protected:
+        """Return the table without some units. The texts stay."""
+        kept = np.ones(len(self.hashes), np.bool_)
+        kept[units] = False
+        hashes, lengths = self.hashes[kept], self.lengths[kept]
+        return replace(
+            self,
+            hashes=hashes,
+            places=self.places[kept],
+            lengths=lengths,
+            filter=_make_filter(hashes[lengths == self.size]),
+        )
+
+    def name_units(self, units: Places) -> str:
+        """Return a hash of some units."""
+        return xxhash.xxh3_128_hexdigest(self.hashes[units].tobytes())
 
     def describe(self) -> dict[str, Any]:
         """Return what a manifest says about the texts."""
         return {"texts": self.texts, "xxh3_128": self.checksum}
+
+    def count(self) -> dict[str, int]:
+        """Return how many texts there are, and how many cannot be found."""
+        return {"texts": self.texts, "too_short": self.too_short, "templates": self.templates}
 
     def save(self, path: Path) -> None:
         """Write everything to a file, from which `load` maps it."""

@@ -40,7 +40,13 @@ from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
 from tokenmill.store.shards import Shards
 
-REPORT_NAMES = ("rejected.jsonl", "repaired.jsonl", "excluded.jsonl", "dropped.jsonl")
+REPORT_NAMES = (
+    "rejected.jsonl",
+    "repaired.jsonl",
+    "excluded.jsonl",
+    "dropped.jsonl",
+    "contaminated.jsonl",
+)
 MOST_NOTES = 20
 
 

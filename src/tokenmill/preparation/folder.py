@@ -36,7 +36,8 @@ REJECTED_NAME = "rejected.jsonl"
 REPAIRED_NAME = "repaired.jsonl"
 EXCLUDED_NAME = "excluded.jsonl"
 DROPPED_NAME = "dropped.jsonl"
-REPORT_NAMES = (REJECTED_NAME, REPAIRED_NAME, EXCLUDED_NAME, DROPPED_NAME)
+CONTAMINATED_NAME = "contaminated.jsonl"
+REPORT_NAMES = (REJECTED_NAME, REPAIRED_NAME, EXCLUDED_NAME, DROPPED_NAME, CONTAMINATED_NAME)
 # In the order of removal. The manifest is first, because a folder with a manifest counts as complete.
 _WRITTEN = (MANIFEST_NAME, *SPLITS, SOURCES_NAME, TOKENIZER_NAME, *REPORT_NAMES)
 _CHOICE = (

@@ -131,7 +131,8 @@ class SegmentReceipt(TypedDict):
 
     name: str
     files: dict[
-        Literal["tokens", "docs", "keys", "rejected", "text", "examples"], tuple[Count, str]
+        Literal["tokens", "docs", "keys", "rejected", "text", "examples", "contaminated"],
+        tuple[Count, str],
     ]
     facts: _SegmentFacts
 

@@ -6,12 +6,14 @@ Options that never change a byte, such as `workers` and `memory`, are not among 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
+from tokenmill.contamination.evaluation import check_size
 from tokenmill.errors import UsageError
 
 EOT_TEXT = "<|endoftext|>"
+_NEWER = ("compress", "decontaminate_")  # settings that older manifests lack
 _TYPE_NAMES = {str: "a string", bool: "True or False", int: "a whole number", float: "a number"}
 
 
@@ -30,6 +32,10 @@ class PrepareArguments(TypedDict, total=False):
     compress: Literal["none", "zstd"]
     on_bad_text: Literal["repair", "drop", "refuse"]
     skip_bad_files: bool
+    decontaminate_action: Literal["drop", "cut", "report"]
+    decontaminate_words: int
+    decontaminate_common: int
+    decontaminate_field: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +78,16 @@ class PrepareSettings:
         document, refuse rejects the file.
     skip_bad_files
         Skip files that cannot be read, instead of stopping with an error.
+    decontaminate_action
+        What to do about documents that contain evaluation texts: drop the document, cut the passage,
+        or only report it.
+    decontaminate_words
+        Number of words in a row that a document must share with an evaluation text.
+    decontaminate_common
+        Ignore words in a row that occur in more than this number of documents, or of evaluation
+        texts.
+    decontaminate_field
+        Name of the JSON field or Parquet column of evaluation files that contains the text.
     """
 
     documents: str = "auto"
@@ -86,6 +102,10 @@ class PrepareSettings:
     compress: Literal["none", "zstd"] = "none"
     on_bad_text: Literal["repair", "drop", "refuse"] = "repair"
     skip_bad_files: bool = False
+    decontaminate_action: Literal["drop", "cut", "report"] = "drop"
+    decontaminate_words: int = 13
+    decontaminate_common: int = 100
+    decontaminate_field: str = "text"
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
@@ -114,7 +134,13 @@ class PrepareSettings:
             raise UsageError(
                 f"`min_line` is {self.min_line}; it must be at least 1, and below 2**62."
             )
-        for name in ("documents", "text_field"):
+        check_size(self.decontaminate_words, "decontaminate_words")
+        if not 1 <= self.decontaminate_common < 1 << 62:
+            raise UsageError(
+                f"`decontaminate_common` is {self.decontaminate_common}; it must be at least 1, and below "
+                "2**62."
+            )
+        for name in ("documents", "text_field", "decontaminate_field"):
             if not _is_unicode(getattr(self, name)):
                 raise UsageError(
                     f"`{name}` is {getattr(self, name)!r}, which is not valid Unicode. Give it as UTF-8."
@@ -123,10 +149,11 @@ class PrepareSettings:
             raise UsageError(
                 "`documents` is empty; give auto, file, line, blank-line or a separator."
             )
-        if not self.text_field:
-            raise UsageError(
-                "`text_field` is empty; give the name of the field that holds the text."
-            )
+        for name in ("text_field", "decontaminate_field"):
+            if not getattr(self, name):
+                raise UsageError(
+                    f"`{name}` is empty; give the name of the field that holds the text."
+                )
 
     @property
     def separator(self) -> bytes | None:
@@ -145,10 +172,13 @@ class PrepareSettings:
         return text.encode()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as the manifest stores them: without `compress` if it is none."""
-        settings = asdict(self)
-        compress = settings.pop("compress")
-        return settings if compress == "none" else {**settings, "compress": compress}
+        """Return the settings as the manifest stores them: newer ones only if they are not the default."""
+        defaults = {field.name: field.default for field in fields(self)}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if not name.startswith(_NEWER) or value != defaults[name]
+        }
 
 
 def _is_unicode(text: str) -> bool:

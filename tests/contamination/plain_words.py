@@ -6,7 +6,16 @@ import unicodedata
 from collections.abc import Sequence
 
 GONE = "'’ʼ＇"
-ALONE = ("CJK ", "HIRAGANA ", "KATAKANA", "THAI ", "LAO ", "KHMER ", "MYANMAR ", "HALFWIDTH KATAKANA")
+ALONE = (
+    "CJK ",
+    "HIRAGANA ",
+    "KATAKANA",
+    "THAI ",
+    "LAO ",
+    "KHMER ",
+    "MYANMAR ",
+    "HALFWIDTH KATAKANA",
+)
 
 
 def words_of(text: str) -> list[str]:
