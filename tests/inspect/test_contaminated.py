@@ -59,7 +59,7 @@ def test_every_format_gives_the_hits_of_sets(
     for one in rows:
         assert one.words in " ".join(words_of(documents[one.document]))
         assert one.words in " ".join(words_of(texts[one.record - 1]))
-        ids = tokens[one.token : one.token + 9]
+        ids = tokens[one.token : one.token + 30]
         begins = words_of(tokenmill.load_tokenizer("gpt2").decode(ids[ids != 50256]))
         assert begins[:3] == words_of(documents[one.document])[:3]
         assert (one.key is None) == (name != "data")

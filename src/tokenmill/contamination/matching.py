@@ -185,7 +185,7 @@ class Stream:
     ) -> npt.NDArray[np.bool_]:
         """Return which units have the words at their starts."""
         protected, known = self._protected, self._protected.known
-        equal = protected.lengths[units] == length
+        equal: npt.NDArray[np.bool_] = protected.lengths[units] == length
         places = protected.places[units].astype(np.int64)
         for number in range(length):
             here, there = starts + number, protected.sequence[places + number]

@@ -236,7 +236,7 @@ class _Builder:
             return
         numbers = self.numbers
         ids = np.array([numbers.setdefault(word, len(numbers)) for word in words], np.uint32)
-        digest = xxhash.xxh3_128_digest(ids)
+        digest = xxhash.xxh3_128_digest(ids.tobytes())
         if digest in self._seen:
             return
         self._seen.add(digest)
@@ -257,7 +257,7 @@ class _Builder:
         vocabulary = b" ".join(self.numbers)
         known = find_words(vocabulary)
         hashes = known.hash()[sequence]
-        counts = np.diff(starts.astype(np.int64))
+        counts: Places = np.diff(starts.astype(np.int64))
         lengths = np.minimum(counts, self.size)
         shorter = sorted(set(lengths[lengths < self.size].tolist()))
         is_long = known.lengths > LONGEST

@@ -51,7 +51,7 @@ class Words:
 
     def hash(self) -> Hashes:
         """Return a hash of each word."""
-        hashes = self.first * _FIRST
+        hashes: Hashes = self.first * _FIRST
         long = np.flatnonzero(self.lengths > 8)
         if len(long):
             hashes[long] ^= self.last[long] * _LAST + self.lengths[long].astype(np.uint64) * _LENGTH
@@ -105,4 +105,5 @@ def hash_ngrams(hashes: Hashes, count: int) -> Hashes:
 def _join(left: Hashes, width: int, right: Hashes) -> Hashes:
     """Return the hashes of the words of `left`, `width` of them, followed by those of `right`."""
     count = max(0, len(right) - width)
-    return left[:count] + right[width:] * _constant(pow(_RADIX, width, _BITS))
+    joined: Hashes = left[:count] + right[width:] * _constant(pow(_RADIX, width, _BITS))
+    return joined
