@@ -47,7 +47,9 @@ def prepare(
     out: Annotated[Path | None, Parameter(group=_WORK, converter=parse_path)] = None,
     tokenizer: Annotated[str, Parameter(group=_CONTENT)] = "gpt2",
     scheme: Annotated[str | None, Parameter(group=_CONTENT)] = None,
-    settings: Annotated[PrepareSettings | None, Parameter(name="*", group=_CONTENT)] = None,
+    settings: Annotated[
+        PrepareSettings | None, Parameter(name="*", group=_CONTENT, negative_iterable="")
+    ] = None,
     exclude: Annotated[
         tuple[Path, ...] | None,
         Parameter(group=_CONTENT, converter=parse_paths, negative="--no-exclude"),

@@ -200,7 +200,7 @@ class PreparationFolder(OutputFolder):
 class _PlanRecord(msgspec.Struct, forbid_unknown_fields=True):
     """The content of a saved plan; see `Plan.record`."""
 
-    settings: dict[str, str | int | float | bool | dict[str, str | int] | None]
+    settings: dict[str, str | int | float | bool | dict[str, str | int] | list[str] | None]
     tokenizer: str
     sources: list[SourceFile]
 

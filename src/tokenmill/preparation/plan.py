@@ -9,9 +9,10 @@ first bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
@@ -25,6 +26,7 @@ from tokenmill.preparation.exclusion import Exclude, Exclusions, choose_lists, r
 from tokenmill.preparation.judges import JudgeRecipe
 from tokenmill.preparation.key_files import KeyLayout, choose_partitions
 from tokenmill.preparation.memory import DEFAULT_SHARE, LEAST_SHARE, holdable_bytes, machine_memory
+from tokenmill.preparation.plan_judges import describe_judges, plan_judges
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.sources.files import SourceFile
 from tokenmill.sources.find import PassedOver, find_files
@@ -134,7 +136,8 @@ class Plan:
         """Return the settings as the manifest stores them."""
         excluded = {"exclude": self.exclusions.describe()} if self.exclusions else {}
         protected = {"decontaminate": self.protected.describe()} if self.protected else {}
-        return {**self.settings.to_json(), **excluded, **protected}
+        settings = {**self.settings.to_json(), **describe_judges(self.judges)}
+        return {**settings, **excluded, **protected}
 
     def record(self) -> dict[str, Any]:
         """Return the settings and input that must be the same when a run resumes."""
@@ -197,13 +200,14 @@ def make_plan(
     available = machine_memory() if machine is None else machine
     # If the user set no limit, documents that must be held whole may take half of the memory.
     hold_limit = holdable_bytes((memory or max(total, available // 2)) // workers)
+    judges = plan_judges(checked)
     parts, step = cut_into_parts(
         sources,
         checked,
         tokenizer.fingerprint,
         limits,
         hold_limit,
-        **({"evaluation": protected.checksum} if protected else {}),
+        describe_judges(judges) | ({"decontaminate": protected.describe()} if protected else {}),
     )
     return Plan(
         settings=checked,
@@ -213,6 +217,7 @@ def make_plan(
         passed_over=tuple(passed_over),
         parts=parts,
         step=step,
+        judges=judges,
         workers=workers,
         memory=total,
         hold_limit=hold_limit,
@@ -271,12 +276,11 @@ def cut_into_parts(
     fingerprint: str,
     limits: Limits,
     hold_limit: int,
-    **more: str,
+    judges: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[tuple[Part, ...], int]:
     """Divide the sources into parts. Returns the parts, and the bytes from one cut to the next.
 
-    `more` are further names of what decides the content of segments.
-
+    `judges` says what decides the verdicts of the judges besides the settings.
     A plain file is cut at the multiples of this number, a Parquet file between row groups; a
     compressed file is not cut. Small files of any kind share a part.
     """
@@ -295,10 +299,9 @@ def cut_into_parts(
         "format": _SEGMENT_FORMAT,
         "keys": vars(_choose_layout(total, limits)),
         "tokenizer": fingerprint,
-        **more,
         "settings": {
             name: value
-            for name, value in settings.to_json().items()
+            for name, value in {**settings.to_json(), **judges}.items()
             if name not in ("val_fraction", "tokens_per_shard", "skip_bad_files")
         },
     }

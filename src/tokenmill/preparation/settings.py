@@ -6,14 +6,23 @@ Options that never change a byte, such as `workers` and `memory`, are not among 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, TypedDict, get_args, get_type_hints
+from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from tokenmill.contamination.evaluation import check_size
 from tokenmill.errors import UsageError
+from tokenmill.preparation.filters.rules import parse_filters, split_list
 
 EOT_TEXT = "<|endoftext|>"
-_NEWER = ("compress", "decontaminate_")  # settings that older manifests lack
+_OMITTED = (
+    "compress",
+    "filter",
+    "decontaminate_action",
+    "decontaminate_words",
+    "decontaminate_common",
+    "decontaminate_field",
+)
 _TYPE_NAMES = {str: "a string", bool: "True or False", int: "a whole number", float: "a number"}
 
 
@@ -36,6 +45,7 @@ class PrepareArguments(TypedDict, total=False):
     decontaminate_words: int
     decontaminate_common: int
     decontaminate_field: str
+    filter: str | Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +98,10 @@ class PrepareSettings:
         texts.
     decontaminate_field
         Name of the JSON field or Parquet column of evaluation files that contains the text.
+    filter
+        Drop documents by rules: gopher, c4 or fineweb, a rule such as min_words=30, a rule with
+        another threshold such as gopher.min_words=30 (or off), script=Latin:0.5, or a function
+        my_module:function. May be repeated, or a list with commas.
     """
 
     documents: str = "auto"
@@ -106,9 +120,13 @@ class PrepareSettings:
     decontaminate_words: int = 13
     decontaminate_common: int = 100
     decontaminate_field: str = "text"
+    filter: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
+            if get_origin(kind) is tuple:
+                self._split(name)
+                continue
             allowed = get_args(kind)
             if allowed and getattr(self, name) not in allowed:
                 raise UsageError(
@@ -154,6 +172,17 @@ class PrepareSettings:
                 raise UsageError(
                     f"`{name}` is empty; give the name of the field that holds the text."
                 )
+        parse_filters(self.filter)
+
+    def _split(self, name: str) -> None:
+        """Check a setting that is a list, or text with commas, and store it as a tuple."""
+        value = getattr(self, name)
+        listed = [value] if isinstance(value, str) else value
+        if not isinstance(listed, (list, tuple)) or not all(
+            isinstance(one, str) and _is_unicode(one) for one in listed
+        ):
+            raise UsageError(f"`{name}` is {value!r}; it must be text, or a list of texts.")
+        object.__setattr__(self, name, split_list(listed))
 
     @property
     def separator(self) -> bytes | None:
@@ -172,13 +201,17 @@ class PrepareSettings:
         return text.encode()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as the manifest stores them: newer ones only if they are not the default."""
-        defaults = {field.name: field.default for field in fields(self)}
-        return {
-            name: value
-            for name, value in asdict(self).items()
-            if not name.startswith(_NEWER) or value != defaults[name]
-        }
+        """Return the settings as the manifest stores them.
+
+        Those that came later than the first datasets are omitted if they have their defaults.
+        """
+        settings = asdict(self)
+        for field in fields(self):
+            if field.name in _OMITTED and settings[field.name] == field.default:
+                del settings[field.name]
+            elif isinstance(settings[field.name], tuple):
+                settings[field.name] = list(settings[field.name])
+        return settings
 
 
 def _is_unicode(text: str) -> bool:
