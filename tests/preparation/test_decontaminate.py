@@ -128,6 +128,9 @@ def test_workers_and_parts_change_nothing_not_even_for_documents_that_span_parts
     ledger = json.loads((tmp_path / "one" / "dataset_metadata.json").read_bytes())["ledger"]
     assert ledger["dropped"][REASON]["documents"] == 3
     assert verify(tmp_path / "one") == []
+    where = tokenmill.where(tmp_path / "one", f"{text}:byte={lines[0]['offset']}")
+    assert [one.reason for one in where.absences] == [REASON]
+    assert str(evaluation) in where.absences[0].detail
 
 
 def test_ngrams_in_many_documents_do_not_count(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 
 from tokenmill.contamination.folding import locate_words
-from tokenmill.contamination.matching import find_in_texts, find_passages
+from tokenmill.contamination.matching import find_in_texts
 from tokenmill.contamination.protected import Protected
 
 _WHITE = b" \t\n"
@@ -65,6 +65,7 @@ def _join(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def cut_protected(text: bytes, protected: Protected) -> bytes:
     """Return a text without its protected passages. What is left has none either."""
-    while hits := find_in_texts(text.replace(b"\0", b" "), protected):
-        text = cut_passages(text, [(one.start, one.stop) for one in find_passages(hits, protected)])
+    while hits := find_in_texts(text.replace(b"\0", b" "), protected, most=len(text)):
+        stops = hits.places + protected.lengths[hits.units]
+        text = cut_passages(text, zip(hits.places.tolist(), stops.tolist(), strict=True))
     return text

@@ -15,7 +15,7 @@ import numpy as np
 
 from tokenmill.contamination.protected import EvaluationFile, Protected, Text, protect
 from tokenmill.dataset.opening import open as open_dataset
-from tokenmill.errors import InputError, TooLongError, UsageError
+from tokenmill.errors import DatasetError, InputError, TooLongError, UsageError
 from tokenmill.formats.document_starts import find_document_starts, skip_empty
 from tokenmill.sources.files import BadFileError, SourceFile, name_source
 from tokenmill.sources.find import find_files
@@ -75,7 +75,16 @@ def _read_all(
         if _is_dataset(path):
             yield from _read_dataset(path, files)
             continue
-        sources, _ = find_files([given])
+        try:
+            sources, _ = find_files([given])
+        except InputError as error:
+            if not path.is_dir():
+                raise
+            try:  # tokens in another format
+                yield from _read_dataset(path, files)
+            except DatasetError:
+                raise error from None
+            continue
         for source in sources:
             if source.fault:
                 raise InputError(f"{source.path}: {source.fault}")

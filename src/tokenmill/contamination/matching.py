@@ -1,7 +1,8 @@
 """Find protected texts in a stream of texts: every n-gram of the texts is looked up, natively.
 
 Guarantees: a hit is exact, because the words of the text are compared with those of the protected
-text, not only hashes. The result does not depend on how the stream is divided into blocks.
+text, not only hashes. The result does not depend on how the stream is divided into blocks. Of the hits in a
+text, at least the first `MOST_HITS` are found.
 
 Costs on one core: 100 to 200 MB/s if nothing matches (`benchmarks/decontaminate.py`). Memory: a few
 MB, besides the table.
@@ -29,6 +30,7 @@ from tokenmill.contamination.words import (
 )
 
 WINDOW = 1 << 18  # bytes folded at once
+MOST_HITS = 1 << 14  # of a text
 _NOTHING = np.empty(0, np.int64)
 
 
@@ -81,11 +83,14 @@ class Passage(NamedTuple):
 class Stream:
     """Looks for protected texts in a stream of texts, separated by NUL bytes.
 
-    `window` bytes are folded at once.
+    `window` bytes are folded at once. Of the hits in a text, the first `most` are found.
     """
 
-    def __init__(self, protected: Protected, *, window: int = WINDOW) -> None:
+    def __init__(
+        self, protected: Protected, *, window: int = WINDOW, most: int = MOST_HITS
+    ) -> None:
         self._protected = protected
+        self._most = most
         self._window = window
         self._keep = max(protected.size, *protected.short_lengths.tolist(), 1) - 1
         self._raw = b""  # an incomplete character
@@ -93,6 +98,7 @@ class Stream:
         self._carried = 0  # complete words in it
         self._text = 0  # the number of the text that continues
         self._place = 0  # the number, in that text, of the first word in `_carry`
+        self._found = 0, 0  # the last text with hits, and how many it has
 
     def feed(self, block: Any) -> Hits:
         """Take the next bytes, and return the hits that are certain by now."""
@@ -118,7 +124,7 @@ class Stream:
         words = find_words(body)
         nuls = np.flatnonzero(np.frombuffer(body, np.uint8) == 0) if b"\0" in body else _NOTHING
         borders = words.starts.searchsorted(nuls)  # the first word after each NUL
-        hits = self._describe(*self._find(words, borders), borders)
+        hits = self._limit(self._describe(*self._find(words, borders), borders))
         count = len(words)
         first = max(count - self._keep, int(borders[-1]) if len(borders) else 0)
         self._place += first
@@ -132,7 +138,17 @@ class Stream:
     def _describe(self, starts: Places, units: Places, borders: Places) -> Hits:
         texts = borders.searchsorted(starts, "right")
         offsets = np.concatenate(([-self._place], borders))
-        return Hits(texts + self._text, starts - offsets[texts], units)
+        return Hits.join([Hits(texts + self._text, starts - offsets[texts], units)])
+
+    def _limit(self, hits: Hits) -> Hits:
+        """Leave out the hits of a text after the first ones."""
+        if not len(hits):
+            return hits
+        ranks = np.arange(len(hits)) - hits.texts.searchsorted(hits.texts)
+        text, found = self._found
+        ranks[hits.texts == text] += found
+        self._found = int(hits.texts[-1]), int(ranks[-1]) + 1
+        return hits.where(ranks < self._most)
 
     def _find(self, words: Words, borders: Places) -> tuple[Places, Places]:
         """Return the first word and the unit of each hit, in no order."""
@@ -229,9 +245,9 @@ def _cut(data: bytes, stop: int) -> int:
     return stop
 
 
-def find_in_texts(block: bytes, protected: Protected) -> Hits:
-    """Return the hits in some texts, joined by NUL bytes."""
-    stream = Stream(protected)
+def find_in_texts(block: bytes, protected: Protected, *, most: int = MOST_HITS) -> Hits:
+    """Return the hits in some texts, joined by NUL bytes: the first `most` of each text."""
+    stream = Stream(protected, most=most)
     return Hits.join([some for some in (stream.feed(block), stream.finish()) if len(some)])
 
 

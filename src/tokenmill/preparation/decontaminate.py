@@ -5,8 +5,8 @@ all, so it sees the cleaned text. A long document, and one that spans parts, is 
 all of it. Since no judge changes a long document, it is dropped where a shorter one would be cut.
 
 N-grams that are common in the corpus are boilerplate, such as a licence, and do not count. They are
-counted in a first pass, over `_SAMPLED` parts of the input spread evenly, at most `_MOST_BYTES` of
-each. An n-gram that occurs in more than `decontaminate_common` documents of them is common. Equal
+counted in a first pass over a sample: at most `_SAMPLED` parts of the input, spread evenly, and about
+`_SAMPLED_BYTES` of text in all of them. An n-gram that occurs in more than `decontaminate_common` documents of them is common. Equal
 documents of a part count once. Parts depend on the input alone, so this does not depend on workers.
 """
 
@@ -38,7 +38,7 @@ from tokenmill.wording import counted
 
 REASON = "contains evaluation text"
 _SAMPLED = 16  # parts
-_MOST_BYTES = 32 << 20  # of text, in each of them
+_SAMPLED_BYTES = 64 << 20
 
 Counts = tuple[
     npt.NDArray[np.int64], npt.NDArray[np.int64]
@@ -158,6 +158,7 @@ class CountUnits(PartTask):
     """A task: count the documents of a part in which each n-gram occurs."""
 
     table: Path
+    most: int  # bytes of text; the part's further documents are not counted
 
     def run(self, worker: Worker) -> Counts:
         """Return the counts. A file that cannot be read counts as empty; `grind` reports it."""
@@ -172,7 +173,7 @@ class CountUnits(PartTask):
             total = add_counts(total, count_units(texts, protected, seen))
             size += int(texts.text_sizes.sum())
             worker.report(part_chunk.chunk.read)
-            if size >= _MOST_BYTES:
+            if size >= self.most:
                 break
         return total
 
@@ -214,10 +215,14 @@ def prepare_judge(run: Run) -> Run:
     plan, folder, protected = run.plan, run.folder.work, run.plan.protected
     if protected is None:
         return run
-    whole = folder / f"evaluation-{protected.checksum}"
+    settings = plan.settings
+    made = hash_names(
+        protected.checksum, str(settings.decontaminate_words), str(settings.decontaminate_common)
+    )
+    whole = folder / f"evaluation-{made}"
     protected.save(whole)
     common = _find_common(run, whole)
-    name = hash_names(protected.checksum, protected.name_units(common))
+    name = hash_names(made, protected.name_units(common))
     table = folder / f"evaluation-{name}"
     protected.without(common).save(table)
     judge = Decontaminate(table, plan.settings.decontaminate_action)
@@ -238,8 +243,9 @@ def _find_common(run: Run, table: Path) -> npt.NDArray[np.int64]:
     count = len(plan.parts)
     step = max(1.0, count / _SAMPLED)
     numbers = sorted({int(i * step) for i in range(min(count, _SAMPLED))})
+    most = _SAMPLED_BYTES // len(numbers)
     tasks = [
-        CountUnits.of(plan, plan.parts[number], run.folder.segments, table=table)
+        CountUnits.of(plan, plan.parts[number], run.folder.segments, table=table, most=most)
         for number in numbers
     ]
     run.watcher.begin("counting common n-grams", sum(plan.parts[number].size for number in numbers))

@@ -26,6 +26,7 @@ _MEANINGS = {
     "only repeated lines": "All lines are earlier in the input. These documents are not listed.",
     "no tokens": "The tokenizer removes all of the text. These documents are not listed.",
     "excluded": "The document is in a list of documents to exclude.",
+    "contains evaluation text": "The document contains an evaluation text, in contaminated.jsonl.",
     "invalid UTF-8": "The text is not UTF-8, and the settings say to drop such documents.",
 }
 _REJECTED = "The record cannot be used, for the reason that the list of rejected records gives."

@@ -19,7 +19,8 @@ from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.inspect.where.keys import find_key
 from tokenmill.inspect.where.source_record import SourceRecord
-from tokenmill.preparation.folder import EXCLUDED_NAME, REJECTED_NAME
+from tokenmill.preparation.decontaminate import REASON as CONTAMINATED
+from tokenmill.preparation.folder import CONTAMINATED_NAME, EXCLUDED_NAME, REJECTED_NAME
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.preparation.sift import EXCLUDED
 from tokenmill.progress import Watcher
@@ -83,6 +84,8 @@ def explain(
     """
     if record.fault is not None or record.key is None:
         return Reason(reason=record.fault or UNKNOWN, detail=record.detail)
+    if is_source and (found := _find_contaminated(dataset, settings, source, record.start)):
+        return found
     if find_excluded(dataset, record.key) or _is_listed(dataset, source, record.start):
         return Reason(reason=EXCLUDED, detail=LISTED)
     if is_source and settings.dedup == "lines":
@@ -103,6 +106,19 @@ def explain(
         "the dataset was changed"
     )
     return Reason(reason=UNKNOWN, detail=detail, twins=twins)
+
+
+def _find_contaminated(
+    dataset: Dataset, settings: PrepareSettings, source: str, place: int
+) -> Reason | None:
+    """Return which evaluation text a document was dropped for, or None."""
+    if settings.decontaminate_action == "report":
+        return None
+    for entry in _read_report(dataset, CONTAMINATED_NAME, orjson.dumps(source)):
+        if entry.get("source") == source and entry.get("row", entry.get("offset")) == place:
+            text = f"{entry.get('evaluation')}, {entry.get('unit')} {entry.get('record')}"
+            return Reason(reason=CONTAMINATED, detail=f"it has words of the text in {text}")
+    return None
 
 
 def _is_listed(dataset: Dataset, source: str, place: int) -> bool:
