@@ -257,7 +257,7 @@ class _Builder:
         vocabulary = b" ".join(self.numbers)
         known = find_words(vocabulary)
         hashes = known.hash()[sequence]
-        counts: Places = np.diff(starts.astype(np.int64))
+        counts = starts[1:].astype(np.int64) - starts[:-1]
         lengths = np.minimum(counts, self.size)
         shorter = sorted(set(lengths[lengths < self.size].tolist()))
         is_long = known.lengths > LONGEST
