@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from naive import check_dataset, encode_bytes, make_expected
 from plain_filters import MEASURES
 from preparing import assert_same_files, make, make_in_workers, python_sources, small
 
+from tokenmill.cli import main
 from tokenmill.errors import FolderError, UsageError
+from tokenmill.inspect.where.where import where
 from tokenmill.preparation.filters.rules import parse_filters, split_list
 
 FILTERS = [
@@ -142,3 +145,34 @@ def test_a_run_without_filters_is_described_as_before(tmp_path: Path, source: Pa
     assert not {"filter", "filter_functions"} & manifest["settings"].keys()
     assert "counts" not in manifest["ledger"]
     assert not (tmp_path / "out" / "dropped.jsonl").exists()
+
+
+def test_a_dry_run_shows_what_each_rule_would_drop(
+    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["prepare", str(source), "--dry-run", "--filter", "min_words=60,max_bytes=3000"]) == 0
+    )
+    shown = capsys.readouterr().out
+    report = make(source, tmp_path / "out", filter="min_words=60")
+    alone = report.manifest.ledger["dropped"]["filter min_words"]["documents"]
+    row = next(line for line in shown.splitlines() if "filter min_words" in line)
+    assert row.split()[2] == str(alone)
+    both = make(source, tmp_path / "both", filter="min_words=60,max_bytes=3000", dedup="none")
+    ledger = both.manifest.ledger
+    empty = ledger["dropped"]["empty"]["documents"]
+    dropped = sum(one["documents"] for one in ledger["dropped"].values()) - empty
+    found = re.search(r"would drop (\d+) of (\d+) documents", shown)
+    assert found is not None
+    assert found.groups() == (str(dropped), str(ledger["documents_in"] - empty))
+
+
+def test_where_names_the_rule(tmp_path: Path) -> None:
+    texts = ["one two three " * n + str(n) for n in range(1, 60)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    make(path, tmp_path / "out", filter="min_words=20,max_words=100")
+    for line in (1, 5, 40, 50):
+        (absence,) = where(tmp_path / "out", f"{path}:{line}").absences
+        assert absence.reason == ("filter min_words" if line < 10 else "filter max_words")
+        assert f"the text has {3 * line + 1}" in absence.detail

@@ -55,7 +55,7 @@ def show_next(*commands: str) -> None:
 def show_table(title: str | None, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table. In a file or a pipe, print aligned columns and never cut a line."""
     cells = [[harmless(cell).replace("\n", "\\n") for cell in row] for row in rows]
-    numbers = [n > 0 and head not in ("", "reason") for n, head in enumerate(heads)]
+    numbers = [n > 0 and head not in ("", "reason", "example") for n, head in enumerate(heads)]
     show(f"\n{title}" if title else "")
     if _stdout.is_terminal:
         table = Table(box=box.SIMPLE, show_header=any(heads), pad_edge=False)

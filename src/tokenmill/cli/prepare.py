@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +23,7 @@ from tokenmill.cli.opening import parse_path, parse_paths
 from tokenmill.errors import UsageError
 from tokenmill.preparation.folder import (
     CONTAMINATED_NAME,
+    DROPPED_NAME,
     EXCLUDED_NAME,
     REJECTED_NAME,
     REPAIRED_NAME,
@@ -30,6 +31,7 @@ from tokenmill.preparation.folder import (
 from tokenmill.preparation.plan import Plan, make_plan
 from tokenmill.preparation.prepare import Report
 from tokenmill.preparation.prepare import prepare as prepare_dataset
+from tokenmill.preparation.preview import Preview
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.sources.find import describe_passed_over
 from tokenmill.storage.folder import storage_for
@@ -40,6 +42,8 @@ from tokenmill.wording import count, counted, duration, one_line, size
 _CONTENT = Group("What the dataset contains", sort_key=1)
 _WORK = Group("How the work is done", sort_key=2)
 _FAULTS = 20  # maximum number of faults listed
+_EXAMPLE = 40  # characters of the text of an example
+_LANGUAGES = 10  # maximum number of languages listed
 
 
 def prepare(
@@ -195,6 +199,7 @@ def show_report(report: Report, seconds: float) -> None:
     )
     if ledger["duplicate_lines"]:
         show(f"Lines: {counted(ledger['duplicate_lines'], 'repeated line')} removed.")
+    _show_counts(ledger.get("counts", {}))
     if ledger["repaired_documents"]:
         _show_repairs(report)
     for entry in ledger["set_aside"]:
@@ -204,6 +209,8 @@ def show_report(report: Report, seconds: float) -> None:
     if (report.path / CONTAMINATED_NAME).exists():
         show(f"Evaluation texts that were found are listed in {report.path / CONTAMINATED_NAME}.")
     _show_unfound(ledger.get("evaluation", {}))
+    if (report.path / DROPPED_NAME).exists():
+        show(f"Examples of filtered documents are in {report.path / DROPPED_NAME}.")
     if (report.path / REJECTED_NAME).exists():
         show(f"Rejected records are listed in {report.path / REJECTED_NAME}.")
     per_token = ledger["characters"] / max(1, ledger["tokens"])
@@ -271,7 +278,8 @@ def _show_estimate(plan: Plan) -> None:
         "input": size(found.bytes),
         "parts": count(found.parts),
         "tokens": f"about {count(found.tokens)}",
-        "documents": f"about {count(found.documents)}, before deduplication",
+        "documents": f"about {count(found.documents)}, before deduplication"
+        + (" and filters" if found.preview is not None else ""),
         "disk": f"about {size(found.disk)}, and {size(found.disk_while_working)} more while working",
         "memory": f"at most {size(found.memory)}",
         "time": f"about {duration(found.seconds)} with {counted(found.workers, 'worker')}",
@@ -286,4 +294,57 @@ def _show_estimate(plan: Plan) -> None:
         show(f"… and {count(len(found.faults) - _FAULTS)} more files that cannot be used")
     if found.checked < found.files:
         show(f"Checked the first bytes of {count(found.checked)} of {count(found.files)} files.")
+    if found.preview is not None:
+        _show_preview(found.preview)
     show(f"\nMeasured on {size(found.sampled)} of text. Omit --dry-run to start.")
+
+
+def _show_preview(preview: Preview) -> None:
+    """Print what the filters would drop of the sample."""
+    judged, total = max(1, preview.judged), max(1, preview.judged_bytes)
+    show(
+        f"\nThe filters would drop {count(preview.documents)} of {counted(preview.judged, 'document')}"
+        f" ({preview.documents / judged:.1%}), {preview.bytes / total:.1%} of the text. Each rule alone:"
+    )
+    found = [reason for reason in preview.reasons if reason.documents]
+    show_table(
+        "",
+        ["rule", "documents", "share", "of the text", "value", "example"],
+        [
+            (
+                reason.name,
+                count(reason.documents),
+                f"{reason.documents / judged:.1%}",
+                f"{reason.bytes / total:.1%}",
+                f"{reason.value:.3g}" if isinstance(reason.value, float) else str(reason.value),
+                one_line(reason.example[:_EXAMPLE]),
+            )
+            for reason in found
+        ],
+    )
+    others = len(preview.reasons) - len(found)
+    if others:
+        show(f"{counted(others, 'rule')} would drop nothing of the sample.")
+    _show_counts(preview.counts)
+
+
+def _show_counts(counts: Mapping[str, int]) -> None:
+    """Print what masks and filters counted, such as the documents of each language."""
+    languages = {
+        name.removeprefix("language "): number
+        for name, number in counts.items()
+        if name.startswith("language ")
+    }
+    if languages:
+        total = sum(languages.values())
+        often = sorted(languages.items(), key=lambda entry: (-entry[1], entry[0]))
+        shares = ", ".join(f"{name} {number / total:.1%}" for name, number in often[:_LANGUAGES])
+        more = f", and {len(often) - _LANGUAGES} others" if len(often) > _LANGUAGES else ""
+        show(f"Languages: {shares}{more}.")
+    rest = [
+        f"{count(counts[name])} {name}"
+        for name in sorted(counts)
+        if not name.startswith("language ")
+    ]
+    if rest:
+        show(f"Counted: {', '.join(rest)}.")

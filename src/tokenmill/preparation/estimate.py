@@ -23,6 +23,7 @@ import numpy as np
 
 from tokenmill.preparation.part import PartTask
 from tokenmill.preparation.plan import Part, Plan, SourceRange
+from tokenmill.preparation.preview import Preview
 from tokenmill.preparation.texts import clean_chunk
 from tokenmill.sources.files import BadFileError, SourceFile
 from tokenmill.sources.find import PassedOver
@@ -59,6 +60,7 @@ class Estimate:
     sampled: int  # bytes of text
     checked: int  # files whose first bytes were read
     faults: tuple[str, ...]  # files that cannot be read or used, and why
+    preview: Preview | None  # what filters would drop of the sample; None if there are none
 
 
 def estimate(plan: Plan) -> Estimate:
@@ -85,6 +87,7 @@ def estimate(plan: Plan) -> Estimate:
         sampled=sample.sampled,
         checked=checked,
         faults=tuple(f"{path}: {why}" for path, why in {**faults, **sample.faults}.items()),
+        preview=sample.preview,
     )
 
 
@@ -115,6 +118,7 @@ class _Sample:
     seconds: float  # for one worker
     sampled: int  # bytes of text in the sample
     faults: dict[str, str]
+    preview: Preview | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +184,7 @@ def _take_sample(plan: Plan) -> _Sample:
     strata = _divide(sources, plan.settings.text_field, plan.hold_limit)
     faults: dict[str, str] = {}
     read = 0
+    preview = Preview(plan.judges) if plan.judges else None
     plan.tokenizer.encode_terminated([b"x"])  # loads the tokenizer before timing starts
     started = time.perf_counter()
     while (spent := time.perf_counter() - started) < _MOST_SECONDS:
@@ -196,7 +201,7 @@ def _take_sample(plan: Plan) -> _Sample:
             continue
         item = stratum.items[place[0]]
         try:
-            measured, size = _measure(plan, item, place[1])
+            measured, size = _measure(plan, item, place[1], preview)
         except BadFileError as error:
             faults.setdefault(error.source, error.reason)
             continue
@@ -218,6 +223,7 @@ def _take_sample(plan: Plan) -> _Sample:
         seconds=totals["seconds"],
         sampled=read,
         faults=faults,
+        preview=preview,
     )
 
 
@@ -257,7 +263,7 @@ def _total(strata: dict[tuple[object, ...], _Stratum], what: str) -> float:
     return total
 
 
-def _measure(plan: Plan, item: _Item, place: int) -> tuple[_Measured, int]:
+def _measure(plan: Plan, item: _Item, place: int, preview: Preview | None) -> tuple[_Measured, int]:
     """Read a sample at one place of a file.
 
     Returns the measurements of the sample, and how many bytes of text it has.
@@ -272,7 +278,7 @@ def _measure(plan: Plan, item: _Item, place: int) -> tuple[_Measured, int]:
         start = min(place // _TEXT * _TEXT, item.size - _TEXT)
         which = SourceRange(item.source, start, start + _TEXT)
     task = PartTask.of(plan, Part(name="", ranges=(which,), size=0), Path())
-    size, found = 0.0, _Found()
+    size, found = 0.0, _Found(preview)
     for chunk in task.read(which):
         found.add(chunk, plan, source)
         size += len(chunk.offsets) + len(chunk.rejections) if item.rows else chunk.read
@@ -297,6 +303,7 @@ def _measure(plan: Plan, item: _Item, place: int) -> tuple[_Measured, int]:
 
 @dataclass
 class _Found:
+    preview: Preview | None
     text: int = 0
     tokenized: int = 0
     tokens: int = 0
@@ -313,7 +320,10 @@ class _Found:
         if not some.texts:
             return
         self.tokenized += sum(map(len, some.texts))
-        texts = [text for text in clean_chunk(some, plan.settings, source).texts if text]
+        cleaned = clean_chunk(some, plan.settings, source)
+        if self.preview is not None and len(cleaned.sizes):
+            cleaned = self.preview.add(cleaned, some)
+        texts = [text for text in cleaned.texts if text]
         if texts:
             ids, _ = plan.tokenizer.encode_terminated(texts)
             ended = len(texts) if plan.settings.eot == "none" else some.unfinished

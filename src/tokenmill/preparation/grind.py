@@ -158,7 +158,7 @@ class _Segment:
         self.fragments: list[Fragment] = []
         self.panel: Panel = open_panel(task.judges)
         self.examples = Examples()
-        self.judge_counts: Counter[str] = Counter()
+        self.ledger_counts: Counter[str] = Counter()
         self.remover: LineRemover | None = None
         self.keys: KeyWriter | None = None
         settings = task.settings
@@ -202,6 +202,7 @@ class _Segment:
         self.counts.documents += len(chunk.offsets) - chunk.continues
         self.counts.bytes += sum(map(len, chunk.texts))
         texts = clean_chunk(chunk, self.task.settings, part_chunk.source)
+        self.ledger_counts.update(texts.masked)
         self._reject(part_chunk)
         if not len(texts.sizes):
             return
@@ -251,7 +252,7 @@ class _Segment:
             return texts
         some = texts if whole.all() else texts.only(whole)
         judged = self.panel.judge(some)
-        self.judge_counts.update(judged.counts)
+        self.ledger_counts.update(judged.counts)
         places = np.flatnonzero(whole)
         views = some.views
         if judged.findings:
@@ -399,7 +400,7 @@ class _Segment:
         """Mark a document to be dropped, if the judges say so. `sift.py` drops and counts it."""
         if document.is_bad:
             return
-        self.judge_counts.update(verdict.counts)
+        self.ledger_counts.update(verdict.counts)
         if verdict.findings:
             record = document.record(0)
             listed = list_findings(
@@ -439,7 +440,7 @@ class _Segment:
             "bytes_in": self.counts.bytes,
             "dropped": self.counts.dropped,
             "repeated_lines": self.remover.removed if self.remover else 0,
-        } | ({"counts": dict(self.judge_counts)} if self.judge_counts else {})
+        } | ({"counts": dict(self.ledger_counts)} if self.ledger_counts else {})
 
 
 class _OpenDocument:

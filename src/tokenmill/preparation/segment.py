@@ -88,7 +88,7 @@ class _SegmentFacts(TypedDict):
     bytes_in: Count
     dropped: dict[str, tuple[Count, Count]]  # documents and bytes by reason
     repeated_lines: Count
-    counts: NotRequired[dict[str, Count]]  # what judges count
+    counts: NotRequired[dict[str, Count]]  # what masks and judges count
     lines: list[Count]  # line ends of each range that was read
     skipped: _Skipped
 

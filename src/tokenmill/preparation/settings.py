@@ -18,6 +18,9 @@ EOT_TEXT = "<|endoftext|>"
 _OMITTED = (
     "compress",
     "filter",
+    "language",
+    "mask_emails",
+    "mask_ips",
     "decontaminate_action",
     "decontaminate_words",
     "decontaminate_common",
@@ -46,6 +49,9 @@ class PrepareArguments(TypedDict, total=False):
     decontaminate_common: int
     decontaminate_field: str
     filter: str | Sequence[str]
+    language: str | Sequence[str]
+    mask_emails: bool
+    mask_ips: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +108,13 @@ class PrepareSettings:
         Drop documents by rules: gopher, c4 or fineweb, a rule such as min_words=30, a rule with
         another threshold such as gopher.min_words=30 (or off), script=Latin:0.5, or a function
         my_module:function. May be repeated, or a list with commas.
+    language
+        Drop documents in other languages. Codes such as en,de; any drops none and counts the
+        documents of each language.
+    mask_emails
+        Replace email addresses by <EMAIL>.
+    mask_ips
+        Replace IP addresses by <IP>.
     """
 
     documents: str = "auto"
@@ -121,6 +134,9 @@ class PrepareSettings:
     decontaminate_common: int = 100
     decontaminate_field: str = "text"
     filter: tuple[str, ...] = ()
+    language: tuple[str, ...] = ()
+    mask_emails: bool = False
+    mask_ips: bool = False
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():

@@ -1,4 +1,4 @@
-"""Check, repair, clean and encode the texts of a chunk.
+"""Check, repair, clean, mask and encode the texts of a chunk.
 
 Many documents are checked, cleaned and encoded at once, joined by NUL bytes. Only a chunk with
 invalid UTF-8 is examined text by text. Encoding proceeds slice by slice and checks the memory after
@@ -11,8 +11,9 @@ the next fragment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
 
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.preparation.clean import clean_block
+from tokenmill.preparation.mask import mask
 from tokenmill.preparation.memory import Workspace
 from tokenmill.preparation.segment import BAD_TEXT, REPAIRED
 from tokenmill.preparation.settings import PrepareSettings
@@ -59,6 +61,7 @@ class Texts:
     offsets: list[int]
     sizes: Places  # of the documents as they were read
     marks: Marks | None  # one MARK per text; None: all 0
+    masked: Mapping[str, int] = field(default_factory=dict)  # addresses that were replaced
 
     @classmethod
     def of(
@@ -162,11 +165,28 @@ def clean_chunk(chunk: Chunk, settings: PrepareSettings, source: SourceFile) -> 
         offsets, sizes = [offsets[i] for i in keep], sizes[keep]
         block = b"\0".join(listed)
     if not settings.normalize or not listed:
-        return Texts.of(listed, offsets, sizes, marks, block)
+        return _mask_texts(Texts.of(listed, offsets, sizes, marks, block), settings)
     if count_byte(block, 0) != len(listed) - 1:
         block = b"\0".join([text.replace(b"\0", b"") for text in listed])
     block = clean_block(block, continues=chunk.continues, unfinished=chunk.unfinished)
-    return Texts(None, block, offsets, sizes, marks)
+    return _mask_texts(Texts(None, block, offsets, sizes, marks), settings)
+
+
+def _mask_texts(texts: Texts, settings: PrepareSettings) -> Texts:
+    """Replace the addresses that the settings ask to replace."""
+    emails, ips = settings.mask_emails, settings.mask_ips
+    if not (emails or ips):
+        return texts
+    facts = texts.offsets, texts.sizes, texts.marks
+    if texts.block is not None:
+        block, counts = mask(texts.block, emails=emails, ips=ips)
+        return Texts(None, block, *facts, counts)
+    listed, total = [], Counter[str]()
+    for text in texts.texts:
+        masked, counts = mask(text, emails=emails, ips=ips)
+        listed.append(masked)
+        total.update(counts)
+    return replace(Texts.of(listed, *facts), masked=total)
 
 
 def _repair(

@@ -14,7 +14,9 @@ from tokenmill.dataset.opening import Dataset
 from tokenmill.inspect.view.overview import describe_once
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.viewer import Page, Viewer
-from tokenmill.preparation.folder import EXCLUDED_NAME, REJECTED_NAME
+from tokenmill.preparation.filter_judge import name_reason
+from tokenmill.preparation.folder import DROPPED_NAME, EXCLUDED_NAME, REJECTED_NAME
+from tokenmill.preparation.language_judge import REASON as LANGUAGE
 from tokenmill.storage.decoding import parse_json
 from tokenmill.storage.reading import DamagedFileError, open_inside
 
@@ -53,20 +55,25 @@ def show_dropped(viewer: Viewer, query: Query) -> Page:
             "name": name,
             "dataset": dataset,
             "documents_in": info.documents_in or 0,
-            "reasons": [
-                (one, _MEANINGS.get(one.reason, _REJECTED)) for one in info.dropped if one.documents
-            ],
+            "reasons": [(one, _explain(one.reason)) for one in info.dropped if one.documents],
             "lists": [
                 (title, file, examples)
                 for title, file in (
                     ("Rejected records", REJECTED_NAME),
                     ("Excluded documents", EXCLUDED_NAME),
+                    ("Examples of filtered documents", DROPPED_NAME),
                 )
                 if (examples := read_examples(dataset, file))
             ],
             "listed": LISTED,
         },
     )
+
+
+def _explain(reason: str) -> str:
+    if reason == LANGUAGE or reason.startswith(name_reason("")):
+        return "A filter dropped the document. A few are listed for each rule."
+    return _MEANINGS.get(reason, _REJECTED)
 
 
 def read_examples(dataset: Dataset, file: str) -> list[Example]:

@@ -20,7 +20,14 @@ from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.inspect.where.keys import find_key
 from tokenmill.inspect.where.source_record import SourceRecord
 from tokenmill.preparation.decontaminate import REASON as CONTAMINATED
-from tokenmill.preparation.folder import CONTAMINATED_NAME, EXCLUDED_NAME, REJECTED_NAME
+from tokenmill.preparation.folder import (
+    CONTAMINATED_NAME,
+    DROPPED_NAME,
+    EXCLUDED_NAME,
+    REJECTED_NAME,
+)
+from tokenmill.preparation.judges import open_panel
+from tokenmill.preparation.plan_judges import describe_judges, plan_judges
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.preparation.sift import EXCLUDED
 from tokenmill.progress import Watcher
@@ -86,6 +93,8 @@ def explain(
         return Reason(reason=record.fault or UNKNOWN, detail=record.detail)
     if is_source and (found := _find_contaminated(dataset, settings, source, record.start)):
         return found
+    if found := _judge(dataset, settings, record):
+        return found
     if find_excluded(dataset, record.key) or _is_listed(dataset, source, record.start):
         return Reason(reason=EXCLUDED, detail=LISTED)
     if is_source and settings.dedup == "lines":
@@ -119,6 +128,38 @@ def _find_contaminated(
             text = f"{entry.get('evaluation')}, {entry.get('unit')} {entry.get('record')}"
             return Reason(reason=CONTAMINATED, detail=f"it has words of the text in {text}")
     return None
+
+
+def _judge(dataset: Dataset, settings: PrepareSettings, record: SourceRecord) -> Reason | None:
+    """Return why the filters of the dataset drop a record; None if they keep it.
+
+    Functions of a user are not called, because the manifest, which names them, may be from a stranger.
+    The examples of dropped documents may have the record.
+    """
+    for entry in _read_report(dataset, DROPPED_NAME, str(record.key).encode()):
+        if entry.get("key") == record.key:
+            return _describe_verdict(str(entry.get("reason")), entry.get("value"))
+    try:
+        recipes = plan_judges(settings, functions=False)
+    except UsageError:  # the library that detects languages is missing
+        return None
+    known = {} if dataset.manifest is None else dataset.manifest.settings
+    if any(known.get(name) != value for name, value in describe_judges(recipes).items()):
+        return None
+    panel = open_panel(recipes)
+    if not panel:
+        return None
+    hearing = panel.begin()
+    hearing.add(record.judged)
+    verdict = hearing.finish()
+    if not verdict.number:
+        return None
+    return _describe_verdict(panel.reasons[verdict.number - 1], verdict.value)
+
+
+def _describe_verdict(reason: str, value: Any) -> Reason:
+    shown = f"{value:.4g}" if isinstance(value, float) else value
+    return Reason(reason=reason, detail=f"this rule drops it, because the text has {shown}")
 
 
 def _is_listed(dataset: Dataset, source: str, place: int) -> bool:

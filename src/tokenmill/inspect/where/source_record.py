@@ -21,6 +21,7 @@ import numpy as np
 import xxhash
 
 from tokenmill.errors import InputError, TooLongError, UsageError
+from tokenmill.preparation.judges import JUDGED
 from tokenmill.preparation.memory import DEFAULT_SHARE, holdable_bytes, machine_memory
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.preparation.texts import clean_chunk
@@ -45,12 +46,14 @@ class SourceRecord:
     `start` is its offset. If the record cannot become a document, `fault` is the reason that the
     ledger counts it under, and `detail` explains it to the user. Otherwise, `key` is the key of its
     text after cleaning. `text` is the beginning of the text, and `size` the number of its bytes.
+    `judged` is as much of the text as filters judge, if the settings have filters.
     """
 
     start: int
     key: str | None = None
     size: int = 0
     text: bytes = b""
+    judged: bytes = b""
     fault: str | None = None
     detail: str = ""
 
@@ -167,6 +170,8 @@ class _Candidate:
         self._hash = xxhash.xxh3_128()
         self._size = 0
         self._text = bytearray()
+        self._judged = bytearray()
+        self._most_judged = JUDGED if settings.filter or settings.language else 0
         self._is_open = False  # whether the next chunk continues it
 
     def add(self, chunk: Chunk) -> bool:
@@ -191,6 +196,7 @@ class _Candidate:
         self._hash.reset()
         self._size, self._is_open = 0, False
         self._text.clear()
+        self._judged.clear()
 
     def _take(self, chunk: Chunk, number: int) -> None:
         """Clean a text of a chunk, and add it to the hash."""
@@ -203,6 +209,7 @@ class _Candidate:
             self._hash.update(text)
             self._size += len(text)
             self._text += text[: max(0, SHOWN - len(self._text))]
+            self._judged += text[: max(0, self._most_judged - len(self._judged))]
         if one.rejections and self._rejection is None:
             self._rejection = one.rejections[0]
 
@@ -219,5 +226,9 @@ class _Candidate:
         if not self._size:
             return SourceRecord(start=self._start, fault="empty", detail="it has no text")
         return SourceRecord(
-            start=self._start, key=self._hash.hexdigest(), size=self._size, text=text
+            start=self._start,
+            key=self._hash.hexdigest(),
+            size=self._size,
+            text=text,
+            judged=bytes(self._judged),
         )

@@ -21,6 +21,7 @@ import numpy.typing as npt
 Bits: TypeAlias = int
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int64]
+C4: TypeAlias = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]
 
 _NEWLINE, _SPACE = 10, 32
 _RARE = b" etaoinsrhldcumfpgwybvkxjqz"  # letters, ordered from frequent to rare
@@ -35,7 +36,7 @@ class Block:
         self.data = data
         self.bytes = np.frombuffer(data, np.uint8)
         self.is_ascii = data.isascii()
-        self.c4: tuple[npt.NDArray[np.float64], ...] | None = None  # kept by `measures.py`
+        self.c4: C4 | None = None  # kept by `measures.py`
 
     def find(self, mask: Mask) -> Bits:
         """Return the set of bytes for which a mask is true."""
@@ -44,7 +45,8 @@ class Block:
     def spread(self, bits: Bits) -> Mask:
         """Return a set of bytes as a mask."""
         packed = np.frombuffer(bits.to_bytes(len(self.data) // 8 + 1, "little"), np.uint8)
-        return np.unpackbits(packed, count=len(self.data), bitorder="little").view(np.bool_)
+        spread: Mask = np.unpackbits(packed, count=len(self.data), bitorder="little").view(np.bool_)
+        return spread
 
     def places(self, bits: Bits) -> Places:
         """Return the places of a set of bytes."""

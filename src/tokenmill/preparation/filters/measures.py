@@ -171,7 +171,8 @@ def ends_sentence(block: Block, ends: Places) -> Mask:
             (np.uint64(1) << (8 * widths).astype(np.uint64)) - np.uint64(1)
         )
         ended[beyond] = np.isin(codes, _SENTENCE_ENDS)
-    return ended
+    found: Mask = ended
+    return found
 
 
 def longest_line(block: Block) -> Values:
