@@ -5,8 +5,8 @@ of its words together. Both are called units. A text is too short to be found if
 `SHORT_WORDS` words or `SHORT_BYTES` bytes, unless it has `size` words. A unit that occurs in more than
 `common` different texts is a template, such as the instructions of a benchmark, and is left out.
 
-Memory and the size of the file: about 25 bytes for each word of the texts; making it takes three times
-as much, and about 1 s for a million words. At most `MOST_WORDS` words are allowed. Worker processes
+Memory and the size of the file: about 20 bytes for each word of the texts; making it takes about 110
+bytes for each word, and about 2 s for a million words. At most `MOST_WORDS` words are allowed. Worker processes
 map the file, so they share its memory.
 """
 
@@ -36,7 +36,7 @@ from tokenmill.errors import InputError
 from tokenmill.storage.files import AtomicFile
 from tokenmill.storage.object_path import ObjectPath
 
-MOST_WORDS = 8_000_000
+MOST_WORDS = 5_000_000
 SHORT_WORDS = 5
 SHORT_BYTES = 20
 _ALIGNED = 64
@@ -253,30 +253,36 @@ class _Builder:
 
     def finish(self, files: tuple[EvaluationFile, ...], common: int) -> Protected:
         sequence = np.concatenate(self.sequence)
+        self.sequence.clear()
+        self._seen.clear()
         starts = np.array(self.starts, np.uint32)
         vocabulary = b" ".join(self.numbers)
+        self.numbers.clear()
         known = find_words(vocabulary)
         hashes = known.hash()[sequence]
         counts = starts[1:].astype(np.int64) - starts[:-1]
-        lengths = np.minimum(counts, self.size)
-        shorter = sorted(set(lengths[lengths < self.size].tolist()))
-        is_long = known.lengths > LONGEST
-        long_before = np.concatenate(([0], np.cumsum(is_long[sequence])))
-        ends = np.repeat(starts[1:].astype(np.int64), counts)
-        units: list[tuple[Hashes, Places, npt.NDArray[np.uint16]]] = []
-        filters = []
+        lengths = np.minimum(counts, self.size).astype(np.uint16)
+        shorter = np.unique(lengths[lengths < self.size]).tolist()
+        long_before = None
+        if (is_long := known.lengths > LONGEST).any():
+            long_before = np.concatenate(([0], np.cumsum(is_long[sequence])))
+        units = []
         for length in [*shorter, self.size]:
             found = hash_ngrams(hashes, length)
-            places = np.arange(len(found))
-            inside = places + length <= ends[: len(found)]
-            inside &= np.repeat(lengths, counts)[: len(found)] == length
-            inside &= long_before[places + length] == long_before[places]
-            places = places[inside]
-            units.append((found[inside], places, np.full(len(places), length, np.uint16)))
+            inside = np.repeat(lengths, counts)[: len(found)] == length
+            places = np.flatnonzero(inside)
+            places = places[places + length <= np.repeat(starts[1:], counts)[places]]
+            if long_before is not None:
+                places = places[long_before[places + length] == long_before[places]]
+            sizes = np.full(len(places), length, np.uint16)
+            units.append((found[places], places.astype(np.uint32), sizes))
+        anchors = np.zeros(0, np.uint64)
         if shorter:
             firsts = np.concatenate([places for _, places, _ in units[:-1]])
-            filters = [hash_ngrams(hashes, shorter[0])[firsts]]
+            anchors = hash_ngrams(hashes, shorter[0])[firsts]
+        del hashes
         merged = [np.concatenate(column) for column in zip(*units, strict=True)]
+        units.clear()
         kept, templates = _drop_repeats(sequence, starts, merged, common)
         return Protected(
             size=self.size,
@@ -290,10 +296,10 @@ class _Builder:
             text_files=np.array(self.text_files, np.uint32),
             text_records=np.array(self.text_records, np.int64),
             hashes=kept[0],
-            places=kept[1].astype(np.uint32),
+            places=kept[1],
             lengths=kept[2],
             filter=_make_filter(kept[0][kept[2] == self.size]),
-            anchors=_make_filter(filters[0] if filters else np.zeros(0, np.uint64)),
+            anchors=_make_filter(anchors),
             short_lengths=np.array(shorter, np.uint16),
             vocabulary=np.frombuffer(vocabulary, np.uint8),
         )
@@ -306,8 +312,11 @@ def _drop_repeats(
 
     Also returns how many texts have no unit left.
     """
-    order = np.lexsort((units[1], units[2], units[0]))
-    hashes, places, lengths = (column[order] for column in units)
+    order = np.argsort(units[0], kind="stable")  # they are sorted by length and place already
+    for number, column in enumerate(units):
+        units[number] = column[order]
+    del order
+    hashes, places, lengths = units
     same = np.zeros(len(hashes), np.bool_)
     same[1:] = (hashes[1:] == hashes[:-1]) & (lengths[1:] == lengths[:-1])
     for place in range(int(lengths.max(initial=0))):
@@ -315,8 +324,8 @@ def _drop_repeats(
         some = some[lengths[some] > place]
         equal = sequence[places[some] + place] == sequence[places[some - 1] + place]
         same[some[~equal]] = False
-    texts = starts.searchsorted(places, "right") - 1
-    groups = np.cumsum(~same) - 1
+    texts = (starts.searchsorted(places, "right") - 1).astype(np.uint32)
+    groups = np.cumsum(~same, dtype=np.int32) - 1
     fresh = ~same
     fresh[1:] |= texts[1:] != texts[:-1]
     is_common = np.bincount(groups[fresh]) > common
