@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import tempfile
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import corpus
 import results
@@ -191,16 +192,17 @@ def measure_speed(folder: Path, size: int, words: Sequence[str]) -> list[dict[st
     paths = corpus.make_corpus(folder / "texts", size)
     rows = []
 
-    def add(what: str, seconds: float, count: int, share: float | None = None) -> float:
-        speed = count / seconds / 1e6
+    def add(what: str, spent: Spent, count: int, without: float | None = None) -> float:
+        rate = count / spent.cpu / 1e6
         rows.append(
             {
                 "what": what,
-                "MB/s": f"{speed:.0f}" if speed > 10 else f"{speed:.1f}",
-                "share": "" if share is None else f"{speed / share:.2f}",
+                "MB/s": _round(count / spent.seconds / 1e6),
+                "MB per CPU second": _round(rate),
+                "share": "" if without is None else f"{rate / without:.2f}",
             }
         )
-        return speed
+        return rate
 
     data = paths[0].read_bytes()[: 64 << 20].replace(corpus.EOT, b"\0")
     table = make_table(texts)
@@ -212,14 +214,14 @@ def measure_speed(folder: Path, size: int, words: Sequence[str]) -> list[dict[st
     total = sum(path.stat().st_size for path in paths)
     options: dict[str, Any] = {"workers": 2, "progress": False}
 
-    def prepare(name: str, **more: Any) -> float:
+    def prepare(name: str, **more: Any) -> Spent:
         return _time(lambda: tokenmill.prepare(paths, folder / name, **options, **more))
 
     plain = add("prepare", min(prepare("a"), prepare("b")), total, None)
     again = {"decontaminate": evaluation}
     add("prepare --decontaminate", min(prepare("c", **again), prepare("d", **again)), total, plain)
-    seconds = _time(lambda: tokenmill.contaminated(folder / "a", evaluation, progress=False))
-    add("contaminated", seconds, total)
+    spent = _time(lambda: tokenmill.contaminated(folder / "a", evaluation, progress=False))
+    add("contaminated", spent, total)
     return rows
 
 
@@ -230,10 +232,22 @@ def _feed(data: bytes, table: Protected) -> None:
     stream.finish()
 
 
-def _time(work: Callable[[], Any]) -> float:
-    started = time.perf_counter()
+def _round(rate: float) -> str:
+    return f"{rate:.0f}" if rate > 10 else f"{rate:.1f}"
+
+
+class Spent(NamedTuple):
+    """What some work took: CPU time of all its processes, and seconds."""
+
+    cpu: float
+    seconds: float
+
+
+def _time(work: Callable[[], Any]) -> Spent:
+    started, before = time.perf_counter(), os.times()
     work()
-    return time.perf_counter() - started
+    after = os.times()
+    return Spent(sum(after[:4]) - sum(before[:4]), time.perf_counter() - started)
 
 
 def main() -> None:

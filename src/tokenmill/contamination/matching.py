@@ -160,7 +160,9 @@ class Stream:
         if len(starts):
             found += self._confirm(words, borders, starts, keys[starts], protected.size)
         if anchor := protected.anchor:
-            anchors = find_in_filter(hash_ngrams(hashes, anchor), protected.anchors)
+            keys = hash_ngrams(hashes, anchor)
+            anchors = find_in_filter(keys, protected.anchors)
+            anchors = anchors[_is_among(keys[anchors], protected.anchor_hashes)]
             for length in protected.short_lengths.tolist() if len(anchors) else ():
                 some = anchors[anchors + length <= len(words)]
                 if not len(some):
@@ -179,11 +181,13 @@ class Stream:
 
         A candidate was a hit already if the words before this window contain it.
         """
+        table = self._protected.hashes
+        found = _is_among(keys, table)
+        starts, keys = starts[found], keys[found]
         stops = starts + length
         fits = stops > self._carried
         fits &= borders.searchsorted(starts, "right") == borders.searchsorted(stops - 1, "right")
         starts, keys = starts[fits], keys[fits]
-        table = self._protected.hashes
         units = table.searchsorted(keys)
         while len(starts):
             same = units < len(table)
@@ -211,6 +215,14 @@ class Stream:
             for i in np.flatnonzero(equal & (words.lengths[here] > EXACT)).tolist():
                 equal[i] = _spell(words, int(here[i])) == _spell(known, int(there[i]))
         return equal
+
+
+def _is_among(keys: Hashes, table: Hashes) -> npt.NDArray[np.bool_]:
+    """Return which keys are in a sorted table."""
+    places = table.searchsorted(keys)
+    found = places < len(table)
+    found[found] = table[places[found]] == keys[found]
+    return found
 
 
 def _spell(words: Words, number: int) -> bytes:

@@ -40,7 +40,7 @@ MOST_WORDS = 5_000_000
 SHORT_WORDS = 5
 SHORT_BYTES = 20
 _ALIGNED = 64
-_BITS_PER_KEY = 16
+_BITS_PER_KEY = 24
 _LEAST_BITS, _MOST_BITS = 16, 28
 _PROBES = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
 
@@ -87,6 +87,7 @@ class Protected:
     lengths: npt.NDArray[np.uint16]
     filter: Bytes  # of the n-grams of `size` words
     anchors: Bytes  # of the first `anchor` words of shorter units
+    anchor_hashes: Hashes  # sorted
     short_lengths: npt.NDArray[np.uint16]
     vocabulary: Bytes  # all words, with spaces between them
 
@@ -300,6 +301,7 @@ class _Builder:
             lengths=kept[2],
             filter=_make_filter(kept[0][kept[2] == self.size]),
             anchors=_make_filter(anchors),
+            anchor_hashes=np.unique(anchors),
             short_lengths=np.array(shorter, np.uint16),
             vocabulary=np.frombuffer(vocabulary, np.uint8),
         )
