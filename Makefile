@@ -48,6 +48,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/stats.py
 	$(BIN)/python benchmarks/culprit.py
 	$(BIN)/python benchmarks/view.py
+	$(BIN)/python benchmarks/decontaminate.py
 
 lab: $(STAMP)
 	LAB_MINUTES=$(or $(LAB_MINUTES),60) $(BIN)/python -m tests.lab

@@ -23,6 +23,7 @@ _WHERE = {
     "TokenmillError": "tokenmill.errors",
     "Tokens": "tokenmill.store.tokens",
     "cache": "tokenmill.dataset.caching",
+    "contaminated": "tokenmill.inspect.contaminated",
     "diff": "tokenmill.inspect.diff.diff",
     "download": "tokenmill.dataset.download",
     "exclude": "tokenmill.inspect.exclude",
@@ -59,6 +60,7 @@ __all__ = [
     "TokenmillError",
     "Tokens",
     "cache",
+    "contaminated",
     "diff",
     "download",
     "exclude",
@@ -92,6 +94,7 @@ if TYPE_CHECKING:
     from tokenmill.dataset.opening import Dataset, open
     from tokenmill.dataset.verify import verify
     from tokenmill.errors import TokenmillError
+    from tokenmill.inspect.contaminated import contaminated
     from tokenmill.inspect.diff.diff import diff
     from tokenmill.inspect.exclude import exclude
     from tokenmill.inspect.explain import explain

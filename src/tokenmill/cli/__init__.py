@@ -21,7 +21,7 @@ from tokenmill.cli.failures import drop_unwritten, fill_closed_streams, report
 _POLL = 0.005  # seconds between checks whether an import has ended
 # Commands whose status 1 is an answer: nothing was found, or the datasets differ. As with grep and
 # diff, their errors have status 2, so that a script cannot take an error for an answer.
-_ANSWERING = frozenset({"diff", "search", "where"})
+_ANSWERING = frozenset({"contaminated", "diff", "search", "where"})
 
 
 def main(arguments: Sequence[str] | None = None, flags: Mapping[str, str] | None = None) -> int:

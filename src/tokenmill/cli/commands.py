@@ -30,6 +30,7 @@ _COMMANDS = {
     "where": ("where:where", "Show where a document is, and when a run reads it."),
     "search": ("search:search", "Show every occurrence of a text in a dataset."),
     "index": ("index:index", "Index the words of a dataset, for faster searches."),
+    "contaminated": ("contaminated:contaminated", "Find evaluation texts in a dataset."),
     "stats": ("stats:stats", "Show sources, lengths, tokens and scripts."),
     "diff": ("diff:diff", "Compare the documents of two datasets."),
     "spikes": ("spikes:spikes", "Name the documents behind jumps of the loss."),

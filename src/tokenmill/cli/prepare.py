@@ -24,6 +24,7 @@ from tokenmill.cli.flags import list_flags, name_flags
 from tokenmill.cli.opening import parse_path, parse_paths
 from tokenmill.errors import UsageError
 from tokenmill.preparation.folder import (
+    CONTAMINATED_NAME,
     DROPPED_NAME,
     EXCLUDED_NAME,
     REJECTED_NAME,
@@ -63,6 +64,16 @@ def prepare(
         tuple[Path, ...] | None,
         Parameter(group=_CONTENT, converter=parse_paths, negative="--no-exclude"),
     ] = None,
+    decontaminate: Annotated[
+        tuple[Path, ...],
+        Parameter(
+            group=_CONTENT,
+            converter=parse_paths,
+            negative="",
+            consume_multiple=True,
+            show_default=False,
+        ),
+    ] = (),
     workers: Annotated[int | None, Parameter(group=_WORK)] = None,
     memory: Annotated[str | None, Parameter(group=_WORK)] = None,
     work: Annotated[Path | None, Parameter(group=_WORK)] = None,
@@ -93,6 +104,9 @@ def prepare(
     exclude
         List of documents to leave out, as `tokenmill exclude` makes it. May be repeated. The list
         of the --out folder is used in any case. --no-exclude keeps all documents.
+    decontaminate
+        Files of evaluation texts, or datasets. Documents that contain one of the texts are dropped;
+        see --decontaminate-action.
     workers
         Number of worker processes. By default, one per core.
     memory
@@ -124,6 +138,7 @@ def prepare(
             workers=workers,
             memory=limit,
             exclude=exclude,
+            decontaminate=decontaminate,
             **chosen,
         )
         _show_estimate(plan)
@@ -133,6 +148,7 @@ def prepare(
         folder,
         tokenizer=loaded,
         exclude=exclude,
+        decontaminate=decontaminate,
         workers=workers,
         memory=limit,
         work=work,
@@ -208,6 +224,9 @@ def show_report(report: Report, seconds: float) -> None:
         show(f"Excluded documents are listed in {report.path / EXCLUDED_NAME}.")
     if (report.path / REMOVED_NAME).exists():
         show(f"Near duplicates are listed in {report.path / REMOVED_NAME}.")
+    if (report.path / CONTAMINATED_NAME).exists():
+        show(f"Evaluation texts that were found are listed in {report.path / CONTAMINATED_NAME}.")
+    _show_unfound(ledger.get("evaluation", {}))
     if (report.path / DROPPED_NAME).exists():
         show(f"Examples of filtered documents are in {report.path / DROPPED_NAME}.")
     if (report.path / REJECTED_NAME).exists():
@@ -228,6 +247,17 @@ def show_report(report: Report, seconds: float) -> None:
         )
     commands = ["info", "peek", "train"] if manifest.splits["train"].tokens else ["info", "peek"]
     show_next(*(f"tokenmill {command} {here}" for command in commands))
+
+
+def _show_unfound(evaluation: dict[str, int]) -> None:
+    """Print how many evaluation texts cannot be found, and why."""
+    if too_short := evaluation.get("too_short"):
+        show(f"Not looked for: {counted(too_short, 'evaluation text')}, too short.")
+    if templates := evaluation.get("templates"):
+        show(
+            f"Not looked for: {counted(templates, 'evaluation text')} of which all words in a row are in "
+            "many others."
+        )
 
 
 def _show_repairs(report: Report) -> None:

@@ -47,6 +47,7 @@ REPORT_NAMES = (
     "excluded.jsonl",
     "dropped.jsonl",
     "removed.jsonl.zst",
+    "contaminated.jsonl",
 )
 MOST_NOTES = 20
 

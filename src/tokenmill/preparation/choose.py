@@ -22,6 +22,7 @@ from tokenmill.errors import FolderError, InputError
 from tokenmill.preparation.bundles import Bundles, Run, complete_bundles, skipped_in
 from tokenmill.preparation.engine import Worker
 from tokenmill.preparation.examples import ChooseExamples, Example, Examples, list_examples
+from tokenmill.preparation.findings import list_findings
 from tokenmill.preparation.judges import name_reasons
 from tokenmill.preparation.key_files import KeyLayout, KeyWriter, PartMarks
 from tokenmill.preparation.ledger import sum_up
@@ -229,6 +230,7 @@ def sift(run: Run, segments: Bundles) -> Sifted:
         },
         spanning={one.first_part: one for one in spanning},
         examples=_choose_examples(run, receipts, spanning),
+        contaminated=_list_contaminated(run, receipts, spanning),
         ledger=ledger,
         **reports,
     )
@@ -264,6 +266,28 @@ def _choose_examples(run: Run, receipts: Sequence[Receipt], spanning: Sequence[W
             number = one.verdict.number
             chosen.add(Example(number, key, source, offset, value, one.beginning))
     return list_examples(chosen, name_reasons(run.plan.judges), run.plan.sources)
+
+
+def _list_contaminated(
+    run: Run, receipts: Sequence[Receipt], spanning: Sequence[Whole]
+) -> list[Path]:
+    """Return the reports about evaluation texts: of segments, then of documents that span them."""
+    paths = [
+        run.folder.segments / f"{receipt['name']}.contaminated"
+        for receipt in receipts
+        if "contaminated" in receipt["files"]
+    ]
+    lines = []
+    for one in spanning:
+        if one.verdict.findings:
+            source, offset = one.place
+            key = "".join(f"{half:016x}" for half in one.key)
+            found = list_findings(run.plan.sources[source], offset, key, one.verdict.findings)
+            lines.append(found)
+    if lines:
+        paths.append(run.folder.fates / "spanning.contaminated")
+        write_file(paths[-1], b"".join(lines), durable=False)
+    return paths
 
 
 def _refuse_unfit(plan: Plan, segment: Receipt, fates: Receipt) -> None:

@@ -38,7 +38,15 @@ REPAIRED_NAME = "repaired.jsonl"
 EXCLUDED_NAME = "excluded.jsonl"
 DROPPED_NAME = "dropped.jsonl"
 REMOVED_NAME = "removed.jsonl.zst"
-REPORT_NAMES = (REJECTED_NAME, REPAIRED_NAME, EXCLUDED_NAME, DROPPED_NAME, REMOVED_NAME)
+CONTAMINATED_NAME = "contaminated.jsonl"
+REPORT_NAMES = (
+    REJECTED_NAME,
+    REPAIRED_NAME,
+    EXCLUDED_NAME,
+    DROPPED_NAME,
+    REMOVED_NAME,
+    CONTAMINATED_NAME,
+)
 # In the order of removal. The manifest is first, because a folder with a manifest counts as complete.
 _WRITTEN = (MANIFEST_NAME, *SPLITS, SOURCES_NAME, TOKENIZER_NAME, *REPORT_NAMES)
 _CHOICE = (

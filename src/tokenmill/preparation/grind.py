@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,8 @@ import xxhash
 from tokenmill.errors import TokenizerError, TooLongError
 from tokenmill.preparation.engine import Worker
 from tokenmill.preparation.examples import SHOWN_BYTES, Example, Examples, show_beginning
-from tokenmill.preparation.judges import Hearing, Panel, Verdict, open_panel
+from tokenmill.preparation.findings import list_findings
+from tokenmill.preparation.judges import Hearing, Judged, Panel, Verdict, open_panel
 from tokenmill.preparation.key_files import KeyWriter, Marks
 from tokenmill.preparation.lines import LineRemover, line_keys
 from tokenmill.preparation.part import PartChunk, PartReader, PartTask, may_skip
@@ -48,6 +49,7 @@ from tokenmill.preparation.texts import MOST_REPLACED, Encoder, Texts, clean_chu
 from tokenmill.sources.files import BadFileError
 from tokenmill.sources.records import Chunk
 
+T = TypeVar("T")
 Skipped = dict[int, str]  # the fault of each bad file, by the number of its source
 
 
@@ -57,7 +59,7 @@ class GrindPart(PartTask):
 
     def run(self, worker: Worker) -> Receipt | BadFileError:
         """Make the segment. Returns its receipt, or the error if a bad file cannot be skipped."""
-        return _without_bad_files(self, lambda skipped: self._make(worker, skipped))
+        return without_bad_files(self, lambda skipped: self._make(worker, skipped))
 
     def _make(self, worker: Worker, skipped: Skipped) -> Receipt:
         with Bundle(self.folder, self.name) as bundle:
@@ -76,7 +78,7 @@ class ScanLines(PartTask):
 
     def run(self, worker: Worker) -> Receipt | BadFileError:
         """Write the keys. Returns the receipt, or the error if a bad file cannot be skipped."""
-        return _without_bad_files(self, lambda skipped: self._make(worker, skipped))
+        return without_bad_files(self, lambda skipped: self._make(worker, skipped))
 
     def _make(self, worker: Worker, skipped: Skipped) -> Receipt:
         with Bundle(self.folder, self.name) as bundle:
@@ -91,12 +93,10 @@ class ScanLines(PartTask):
             return bundle.finish({"lines": keys.count, "skipped": sorted(skipped.items())})
 
 
-def _without_bad_files(
-    task: PartTask, make: Callable[[Skipped], Receipt]
-) -> Receipt | BadFileError:
-    """Call `make` to write a bundle. If a file turns out to be bad, call it again without the file.
+def without_bad_files(task: PartTask, make: Callable[[Skipped], T]) -> T | BadFileError:
+    """Call `make`, such as to write a bundle. If a file is bad, call it again without the file.
 
-    Returns the receipt of the bundle, which lists the bad files; the caller decides whether the run
+    Returns its result: the receipt of the bundle, which lists the bad files; the caller decides whether the run
     may continue without them. Returns an error instead if a bad file cannot be skipped.
     """
     skipped = dict(task.skipped)
@@ -261,6 +261,8 @@ class _Segment:
         self.ledger_counts.update(judged.counts)
         places = np.flatnonzero(whole)
         views = some.views
+        if judged.findings:
+            self._list_findings(judged, texts, part_chunk, places)
         for i in np.flatnonzero(judged.numbers).tolist():
             number, place = int(judged.numbers[i]), int(places[i])
             self.counts.drop(self.panel.reasons[number - 1], int(texts.sizes[place]))
@@ -279,6 +281,21 @@ class _Segment:
         kept = [texts.texts[i] if not whole[i] else next(left) for i in np.flatnonzero(stays)]
         facts = texts.only(stays)
         return Texts.of(kept, facts.offsets, facts.sizes, facts.marks)
+
+    def _list_findings(
+        self, judged: Judged, texts: Texts, part_chunk: PartChunk, places: npt.NDArray[np.int64]
+    ) -> None:
+        """Write what was found in whole documents. A changed document has the key of the new text."""
+        views, kept = texts.views, judged.kept.views
+        numbers = np.cumsum(judged.numbers == 0) - 1
+        for i, findings in sorted(judged.findings.items()):
+            place = int(places[i])
+            text = views[place] if judged.numbers[i] else kept[int(numbers[i])]
+            source = self.task.sources[int(part_chunk.sources[place])]
+            key = xxhash.xxh3_128_hexdigest(text)
+            self.bundle.write(
+                "contaminated", list_findings(source, texts.offsets[place], key, findings)
+            )
 
     def _reject(self, part_chunk: PartChunk) -> None:
         chunk = part_chunk.chunk
@@ -412,6 +429,15 @@ class _Segment:
         if document.is_bad:
             return
         self.ledger_counts.update(verdict.counts)
+        if verdict.findings:
+            record = document.record(0)
+            listed = list_findings(
+                self.task.sources[int(record["source"])],
+                int(record["offset"]),
+                document.hash.hexdigest(),
+                verdict.findings,
+            )
+            self.bundle.write("contaminated", listed)
         if verdict.number:
             document.flags |= REASON * verdict.number
             record = document.record(0)

@@ -38,6 +38,7 @@ from tokenmill.preparation.texts import Texts
 JUDGED = 1 << 20  # bytes; of a longer text, only so many are judged
 
 Numbers = npt.NDArray[np.uint16]  # 0: keep the text; else 1 + the index of a reason
+Findings = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +48,15 @@ class Verdicts:
     `numbers` has for each text 0 to keep it, or 1 + the index of one of the judge's reasons.
     `values` has for each text what to show in a report, such as the number that is too large; only
     those of dropped texts are used. `texts` are the changed texts, if any was changed: all of them,
-    in the same order. `counts` are added up and stored in the ledger.
+    in the same order. `counts` are added up and stored in the ledger. `findings` are lines for the
+    report about evaluation texts, by the index of the text.
     """
 
     numbers: Numbers
     values: Sequence[Any] | None = None
     texts: Texts | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
+    findings: Mapping[int, Findings] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,7 @@ class Verdict:
     number: int = 0
     value: Any = None
     counts: Mapping[str, int] = field(default_factory=dict)
+    findings: Findings = ()
 
 
 class Hearing(Protocol):
@@ -132,7 +136,8 @@ class _Beginning:
         verdicts = self._judge.judge(Texts.of([text], [0], np.array([len(text)]), None))
         number = int(verdicts.numbers[0])
         value = _value_of(verdicts, 0) if number else None
-        return Verdict(number=number, value=value, counts=verdicts.counts)
+        found = verdicts.findings.get(0, ())
+        return Verdict(number=number, value=value, counts=verdicts.counts, findings=found)
 
 
 def cut_between_characters(text: bytes) -> bytes:
@@ -157,6 +162,7 @@ class Judged:
     values: Mapping[int, Any]
     kept: Texts
     counts: Mapping[str, int]
+    findings: Mapping[int, Findings]
 
 
 class Panel:
@@ -178,6 +184,7 @@ class Panel:
         numbers = np.zeros(len(texts.sizes), np.uint16)
         values: dict[int, Any] = {}
         counts: Counter[str] = Counter()
+        findings: dict[int, Findings] = {}
         is_long = texts.text_sizes > JUDGED
         for i in np.flatnonzero(is_long).tolist():
             hearing = self.begin()
@@ -185,6 +192,8 @@ class Panel:
             verdict = hearing.finish()
             numbers[i], values[i] = verdict.number, verdict.value
             counts.update(verdict.counts)
+            if verdict.findings:
+                findings[i] = verdict.findings
         left = np.flatnonzero(~is_long)
         short = texts.only(~is_long) if is_long.any() else texts
         for before, judge in self._judges:
@@ -192,6 +201,7 @@ class Panel:
                 break
             verdicts = judge.judge(short)
             counts.update(verdicts.counts)
+            findings |= {int(left[i]): found for i, found in verdicts.findings.items()}
             short = short if verdicts.texts is None else verdicts.texts
             dropped = verdicts.numbers > 0
             if dropped.any():
@@ -202,7 +212,7 @@ class Panel:
         kept = short
         if is_long.any():
             kept = _insert(texts, numbers, short, left)
-        return Judged(numbers=numbers, values=values, kept=kept, counts=counts)
+        return Judged(numbers=numbers, values=values, kept=kept, counts=counts, findings=findings)
 
     def begin(self) -> Hearing:
         """Begin to judge one long document. The number in the verdict is that of the panel."""
@@ -229,13 +239,15 @@ class _PanelHearing:
     def finish(self) -> Verdict:
         """Return the verdict of the first judge that drops the text."""
         counts: Counter[str] = Counter()
+        findings: Findings = ()
         for before, hearing in self._hearings:
             verdict = hearing.finish()
             counts.update(verdict.counts)
+            findings = verdict.findings or findings
             if verdict.number:
                 number = before + verdict.number
-                return Verdict(number=number, value=verdict.value, counts=counts)
-        return Verdict(counts=counts)
+                return Verdict(number=number, value=verdict.value, counts=counts, findings=findings)
+        return Verdict(counts=counts, findings=findings)
 
 
 @lru_cache(maxsize=1)

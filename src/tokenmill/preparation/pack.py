@@ -129,6 +129,7 @@ class Sifted:
     rejected: list[Path]  # the segments' reports about rejected records
     repaired: list[Path]  # the segments' reports about repaired documents
     excluded: list[Path]  # the segments' reports about excluded documents
+    contaminated: list[Path]  # the segments' reports about evaluation texts
     examples: bytes  # the report about the documents that judges dropped
     removed: list[Path]  # the segments' reports about near duplicates
 

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import orjson
 import xxhash
 
+from tokenmill.contamination.evaluation import Matching, Paths, read_protected
+from tokenmill.contamination.protected import Protected
 from tokenmill.errors import InputError, UsageError
 from tokenmill.preparation.engine import available_cores
 from tokenmill.preparation.exclusion import Exclude, Exclusions, choose_lists, read_exclusions
@@ -101,6 +103,9 @@ class Plan:
     hold_limit: int  # bytes of one document that a worker may hold
     limits: Limits = field(default_factory=Limits)
     judges: tuple[JudgeRecipe, ...] = ()
+    protected: Protected | None = None  # the evaluation texts to look for
+    segment_context: str = ""  # decides the content of segments, besides the names of the parts
+    common_ngrams: int = 0  # of the evaluation texts
     exclusions: Exclusions | None = None  # None if no document is to be left out
     are_lists_given: bool = False  # whether the user chose the lists, even if none
     notes: tuple[str, ...] = ()  # for the user, about the input
@@ -133,7 +138,9 @@ class Plan:
     def describe_settings(self) -> dict[str, Any]:
         """Return the settings as the manifest stores them."""
         excluded = {"exclude": self.exclusions.describe()} if self.exclusions else {}
-        return {**self.settings.to_json(), **describe_judges(self.judges), **excluded}
+        protected = {"decontaminate": self.protected.describe()} if self.protected else {}
+        settings = {**self.settings.to_json(), **describe_judges(self.judges)}
+        return {**settings, **excluded, **protected}
 
     def record(self) -> dict[str, Any]:
         """Return the settings and input that must be the same when a run resumes."""
@@ -160,13 +167,14 @@ def make_plan(
     limits: Limits | None = None,
     exclude: Exclude = None,
     standard_input: SourceFile | None = None,
+    decontaminate: Paths | None = None,
     **settings: Any,
 ) -> Plan:
     """Check all arguments and plan a run. `settings` are the fields of `PrepareSettings`.
 
-    `standard_input` is the copy of standard input, if `-` is among the inputs.
-
-    `exclude` are lists of documents to leave out; None means the list of `out`. `machine` is the
+    `standard_input` is the copy of standard input, if `-` is among the inputs. `exclude` are lists of
+    documents to leave out; None means the list of `out`. `decontaminate` are files of evaluation
+    texts, or datasets. `machine` is the
     memory in bytes of all machines that do the work; None means this machine.
     """
     limits = limits or Limits()
@@ -194,6 +202,7 @@ def make_plan(
         _refuse_faults(sources)
     lists = choose_lists(exclude, out)
     exclusions = read_exclusions(*lists) if lists else None
+    protected = _read_evaluation(decontaminate, checked)
     available = machine_memory() if machine is None else machine
     # If the user set no limit, documents that must be held whole may take half of the memory.
     hold_limit = holdable_bytes((memory or max(total, available // 2)) // workers)
@@ -204,7 +213,7 @@ def make_plan(
         tokenizer.fingerprint,
         limits,
         hold_limit,
-        describe_judges(judges),
+        describe_judges(judges) | ({"decontaminate": protected.describe()} if protected else {}),
     )
     return Plan(
         settings=checked,
@@ -219,10 +228,27 @@ def make_plan(
         memory=total,
         hold_limit=hold_limit,
         limits=limits,
+        protected=protected,
         exclusions=exclusions or None,
         are_lists_given=exclude is not None,
         notes=tuple(note_plain_csv(sources, checked.text_field) if checked.csv == "auto" else ()),
     )
+
+
+def _read_evaluation(paths: Paths | None, settings: PrepareSettings) -> Protected | None:
+    """Read the evaluation texts of a run. None if there are none."""
+    if not paths:
+        changed = [name for name in settings.to_json() if name.startswith("decontaminate_")]
+        if changed:
+            raise UsageError(f"`{changed[0]}` needs evaluation texts: give `decontaminate=FILE`.")
+        return None
+    matching = Matching(
+        size=settings.decontaminate_words,
+        common=settings.decontaminate_common,
+        field=settings.decontaminate_field,
+        field_setting="decontaminate_field",
+    )
+    return read_protected(paths, matching)
 
 
 def _choose_dtype(settings: PrepareSettings, tokenizer: Tokenizer) -> str:

@@ -26,13 +26,16 @@ from typing import Any, Literal, Unpack, cast
 import numpy as np
 import orjson
 
+from tokenmill.contamination.evaluation import Paths
 from tokenmill.errors import UsageError
 from tokenmill.html import render
 from tokenmill.preparation.bundles import Bundles, Run, make_bundles, skipped_in
 from tokenmill.preparation.choose import explain_nothing_kept, mark_lines, sift
+from tokenmill.preparation.decontaminate import prepare_judge
 from tokenmill.preparation.engine import Engine, LocalEngine
 from tokenmill.preparation.exclusion import Exclude, find_list
 from tokenmill.preparation.folder import (
+    CONTAMINATED_NAME,
     DROPPED_NAME,
     EXCLUDED_NAME,
     REJECTED_NAME,
@@ -103,6 +106,7 @@ def prepare(
     *,
     tokenizer: str | os.PathLike[str] | Tokenizer = "gpt2",
     exclude: Exclude = None,
+    decontaminate: Paths | None = None,
     workers: int | None = None,
     memory: int | None = None,
     work: str | os.PathLike[str] | None = None,
@@ -119,7 +123,8 @@ def prepare(
     run. `settings` decide what the dataset contains, such as `dedup="lines"` or `val_fraction=0`;
     `tokenmill.preparation.settings.PrepareSettings` describes all of them. `exclude` names lists of documents to leave
     out, in addition to the list that `tokenmill.exclude` made for `out`; `exclude=False` leaves no
-    document out. `memory` is the limit in bytes for all workers
+    document out. `decontaminate` names files of evaluation texts, or datasets: documents that contain
+    such a text are dropped (see `decontaminate_action`). `memory` is the limit in bytes for all workers
     together. Inputs and `out` may be in an object store. If `out` is in an object store, unfinished
     work is kept in the folder `work`, by default ~/.cache/tokenmill/work on this machine.
 
@@ -144,6 +149,7 @@ def prepare(
         tokenizer=tokenizer,
         memory=memory,
         exclude=exclude,
+        decontaminate=decontaminate,
         **settings,
     )
     _check_engine(engine, ray_address)
@@ -227,7 +233,7 @@ def run_plan(
                 )
             folder.remember_plan(plan)
             with start(plan) as engine:
-                run = Run(plan, folder, engine, watcher)
+                run = prepare_judge(Run(plan, folder, engine, watcher))
                 marks, skipped = scan(run) if plan.settings.dedup == "lines" else (None, {})
                 segments = grind(run, marks, skipped)
                 sifted = sift(run, segments)
@@ -283,6 +289,8 @@ def grind(run: Run, marks: Sequence[PartMarks] | None, skipped: Skipped) -> Bund
     if marks is not None:
         # Which lines are removed depends on all parts, so the name of a segment must, too.
         names = [hash_names(plan.name, str(sorted(skipped)), name) for name in names]
+    if plan.segment_context:
+        names = [hash_names(plan.segment_context, name) for name in names]
 
     def make_task(i: int, **more: Any) -> GrindPart:
         lines = None if marks is None else marks[i]
@@ -403,11 +411,15 @@ def write_manifest(
     join_reports(sifted.rejected, folder.path / REJECTED_NAME)
     join_reports(sifted.repaired, folder.path / REPAIRED_NAME)
     join_reports(sifted.excluded, folder.path / EXCLUDED_NAME)
+    join_reports(sifted.contaminated, folder.path / CONTAMINATED_NAME)
     if sifted.examples:
         folder.write(DROPPED_NAME, sifted.examples)
     else:
         (folder.path / DROPPED_NAME).unlink(missing_ok=True)
     join_reports(sifted.removed, folder.path / REMOVED_NAME)
+    if plan.protected is not None:
+        counts = plan.protected.count() | {"common_ngrams": plan.common_ngrams}
+        sifted.ledger["evaluation"] = counts
     state = orjson.dumps(plan.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
     folder.write(TOKENIZER_NAME, state + b"\n")
     manifest = Manifest(

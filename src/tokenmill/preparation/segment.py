@@ -159,7 +159,16 @@ class SegmentReceipt(TypedDict):
     name: str
     files: dict[
         Literal[
-            "tokens", "docs", "keys", "rejected", "text", "fields", "examples", "shingles", "sets"
+            "tokens",
+            "docs",
+            "keys",
+            "rejected",
+            "text",
+            "fields",
+            "examples",
+            "contaminated",
+            "shingles",
+            "sets",
         ],
         tuple[Count, str],
     ]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
+from tokenmill.contamination.evaluation import check_size
 from tokenmill.errors import UsageError
 from tokenmill.preparation.filters.rules import parse_filters, split_list
 from tokenmill.sources.encodings import AUTO, name_encoding
@@ -20,6 +21,10 @@ EOT_TEXT = "<|endoftext|>"
 _OMITTED = (
     "compress",
     "csv",
+    "decontaminate_action",
+    "decontaminate_common",
+    "decontaminate_field",
+    "decontaminate_words",
     "encoding",
     "filter",
     "keep_fields",
@@ -49,6 +54,10 @@ class PrepareArguments(TypedDict, total=False):
     compress: Literal["none", "zstd"]
     on_bad_text: Literal["repair", "drop", "refuse"]
     skip_bad_files: bool
+    decontaminate_action: Literal["drop", "cut", "report"]
+    decontaminate_words: int
+    decontaminate_common: int
+    decontaminate_field: str
     filter: str | Sequence[str]
     language: str | Sequence[str]
     mask_emails: bool
@@ -109,6 +118,16 @@ class PrepareSettings:
         document, refuse rejects the file.
     skip_bad_files
         Skip files that cannot be read, instead of stopping with an error.
+    decontaminate_action
+        What to do about documents that contain evaluation texts: drop the document, cut the passage,
+        or only report it.
+    decontaminate_words
+        Number of words in a row that a document must share with an evaluation text.
+    decontaminate_common
+        Ignore words in a row that occur in more than this number of documents, or of evaluation
+        texts.
+    decontaminate_field
+        Name of the JSON field or Parquet column of evaluation files that contains the text.
     filter
         Drop documents by rules: gopher, c4 or fineweb, a rule such as min_words=30, a rule with
         another threshold such as gopher.min_words=30 (or off), script=Latin:0.5, or a function
@@ -138,6 +157,10 @@ class PrepareSettings:
     compress: Literal["none", "zstd"] = "none"
     on_bad_text: Literal["repair", "drop", "refuse"] = "repair"
     skip_bad_files: bool = False
+    decontaminate_action: Literal["drop", "cut", "report"] = "drop"
+    decontaminate_words: int = 13
+    decontaminate_common: int = 100
+    decontaminate_field: str = "text"
     filter: tuple[str, ...] = ()
     language: tuple[str, ...] = ()
     mask_emails: bool = False
@@ -177,7 +200,13 @@ class PrepareSettings:
             raise UsageError(
                 f"`min_line` is {self.min_line}; it must be at least 1, and below 2**62."
             )
-        for name in ("documents", "text_field", "keep_fields"):
+        check_size(self.decontaminate_words, "decontaminate_words")
+        if not 1 <= self.decontaminate_common < 1 << 62:
+            raise UsageError(
+                f"`decontaminate_common` is {self.decontaminate_common}; it must be at least 1, and below "
+                "2**62."
+            )
+        for name in ("documents", "text_field", "decontaminate_field", "keep_fields"):
             if not _is_unicode(getattr(self, name)):
                 raise UsageError(
                     f"`{name}` is {getattr(self, name)!r}, which is not valid Unicode. Give it as UTF-8."
@@ -194,13 +223,13 @@ class PrepareSettings:
                     "Use auto, or a name such as cp1252, latin-1, shift_jis, gb18030 or utf-16."
                 )
             object.__setattr__(self, "encoding", known)  # one name for each, to compare runs
-        if not self.text_field:
-            raise UsageError(
-                "`text_field` is empty; give the name of the field that holds the text."
-            )
+        for name in ("text_field", "decontaminate_field"):
+            if not getattr(self, name):
+                raise UsageError(
+                    f"`{name}` is empty; give the name of the field that holds the text."
+                )
         parse_text_field(self.text_field)  # raises an error for an invalid template
         parse_kept_fields(self.keep_fields)
-
         parse_filters(self.filter)
 
     def _split(self, name: str) -> None:

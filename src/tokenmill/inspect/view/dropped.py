@@ -29,6 +29,7 @@ _MEANINGS = {
     "no tokens": "The tokenizer removes all of the text. These documents are not listed.",
     "excluded": "The document is in a list of documents to exclude.",
     "near duplicate": "The document resembles one that stays; removed.jsonl.zst names both.",
+    "contains evaluation text": "The document contains an evaluation text, in contaminated.jsonl.",
     "invalid UTF-8": "The text is not UTF-8, and the settings say to drop such documents.",
 }
 _REJECTED = "The record cannot be used, for the reason that the list of rejected records gives."

@@ -20,7 +20,9 @@ from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.inspect.where.keys import find_key
 from tokenmill.inspect.where.source_record import SourceRecord
+from tokenmill.preparation.decontaminate import REASON as CONTAMINATED
 from tokenmill.preparation.folder import (
+    CONTAMINATED_NAME,
     DROPPED_NAME,
     EXCLUDED_NAME,
     REJECTED_NAME,
@@ -91,6 +93,8 @@ def explain(
     """
     if record.fault is not None or record.key is None:
         return Reason(reason=record.fault or UNKNOWN, detail=record.detail)
+    if is_source and (found := _find_contaminated(dataset, settings, source, record.start)):
+        return found
     if found := _judge(dataset, settings, record):
         return found
     if find_excluded(dataset, record.key) or _is_listed(dataset, source, record.start):
@@ -128,6 +132,19 @@ def _resembles(dataset: Dataset, entry: dict[str, Any], watcher: Watcher | None)
     twins = () if watcher is None else tuple(find_key(dataset, key, most=1, watcher=watcher))
     detail = f"it resembles the document with the key {key}; their similarity is {alike:.3f}"
     return Reason(reason=NEAR_DUPLICATE, detail=detail, twins=twins)
+
+
+def _find_contaminated(
+    dataset: Dataset, settings: PrepareSettings, source: str, place: int
+) -> Reason | None:
+    """Return which evaluation text a document was dropped for, or None."""
+    if settings.decontaminate_action == "report":
+        return None
+    for entry in _read_report(dataset, CONTAMINATED_NAME, orjson.dumps(source)):
+        if entry.get("source") == source and entry.get("row", entry.get("offset")) == place:
+            text = f"{entry.get('evaluation')}, {entry.get('unit')} {entry.get('record')}"
+            return Reason(reason=CONTAMINATED, detail=f"it has words of the text in {text}")
+    return None
 
 
 def _judge(dataset: Dataset, settings: PrepareSettings, record: SourceRecord) -> Reason | None:
