@@ -186,8 +186,8 @@ def test_an_older_version_is_refused_until_restart_makes_it_again(tmp_path, vers
 
 
 def test_a_newer_version_is_refused(folder):
-    edit_manifest(folder, lambda body: body.update(version=5))
-    with pytest.raises(DatasetError, match=r"has version 5, .* or a newer one\."):
+    edit_manifest(folder, lambda body: body.update(version=6))
+    with pytest.raises(DatasetError, match=r"has version 6, .* or a newer one\."):
         tokenmill.open(folder)
 
 

@@ -18,8 +18,9 @@ from tokenmill.store.compressed import CompressedShards
 from tokenmill.store.documents import Documents, DocumentTable
 from tokenmill.store.frames import Compression
 from tokenmill.store.manifest import Manifest, find_manifest
-from tokenmill.store.shards import FileShards, Shards
+from tokenmill.store.shards import FileShards, Shards, combine_checksums
 from tokenmill.store.tables import ShardTable
+from tokenmill.store.tokens import Earlier
 
 
 class Prepared(Format):
@@ -79,10 +80,21 @@ def read_contents(folder: Path, manifest: Manifest) -> Contents:
     dtype = np.dtype(manifest.dtype).newbyteorder("<")
     splits: dict[str, Shards] = {}
     documents: dict[str, DocumentTable] = {}
+    earlier: dict[str, tuple[Earlier, ...]] = {}
     for name, split in manifest.splits.items():
         table = split.shards
         splits[name] = _make_shards(folder, table, dtype, manifest.compression)
         documents[name] = Documents(folder, table, manifest.sources, name)
+        sizes = [one.splits[name] for one in manifest.generations]
+        earlier[name] = tuple(
+            Earlier(
+                size.tokens,
+                combine_checksums(
+                    dtype, table.tokens[: size.shards], table.xxh3_128[: size.shards]
+                ),
+            )
+            for size in sizes
+        )
     return Contents(
         splits=splits,
         documents=documents,
@@ -90,4 +102,5 @@ def read_contents(folder: Path, manifest: Manifest) -> Contents:
         eot=manifest.eot,
         vocab_size=manifest.vocab_size,
         manifest=manifest,
+        earlier=earlier,
     )

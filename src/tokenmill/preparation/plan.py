@@ -18,6 +18,7 @@ import orjson
 import xxhash
 
 from tokenmill.errors import InputError, UsageError
+from tokenmill.preparation.base import Base, inherit_settings, inherit_tokenizer, read_base
 from tokenmill.preparation.engine import available_cores
 from tokenmill.preparation.exclusion import Exclude, Exclusions, choose_lists, read_exclusions
 from tokenmill.preparation.key_files import KeyLayout, choose_partitions
@@ -95,6 +96,7 @@ class Plan:
     memory: int  # bytes for all workers together
     hold_limit: int  # bytes of one document that a worker may hold
     limits: Limits = field(default_factory=Limits)
+    base: Base | None = None  # the dataset to add to; None to make a new one
     exclusions: Exclusions | None = None  # None if no document is to be left out
     are_lists_given: bool = False  # whether the user chose the lists, even if none
 
@@ -111,7 +113,7 @@ class Plan:
     @property
     def keys(self) -> KeyLayout:
         """The layout of the files that store the keys (hashes) of documents or lines."""
-        return _choose_layout(self.size, self.limits)
+        return _choose_layout(self.size, self.limits, self.base)
 
     @property
     def share(self) -> int:
@@ -119,9 +121,13 @@ class Plan:
         return self.memory // self.workers
 
     @property
-    def exclusion_names(self) -> list[str]:
-        """The checksum of the keys to leave out, to be part of the names of what depends on them."""
-        return [self.exclusions.keys.checksum] if self.exclusions else []
+    def choice_names(self) -> list[str]:
+        """Checksums of the keys to leave out and of the dataset to add to.
+
+        They are part of the names of what depends on them.
+        """
+        excluded = [self.exclusions.keys.checksum] if self.exclusions else []
+        return [*excluded, *([self.base.checksum] if self.base else [])]
 
     def describe_settings(self) -> dict[str, Any]:
         """Return the settings as the manifest stores them."""
@@ -130,10 +136,12 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """Return the settings and input that must be the same when a run resumes."""
+        base = self.base
         return {
             "settings": self.describe_settings(),
             "tokenizer": self.tokenizer.fingerprint,
             "sources": [vars(source) for source in self.sources],
+            **({"generation": base.generation, "base": base.checksum} if base else {}),
         }
 
 
@@ -146,7 +154,8 @@ def make_plan(
     inputs: Inputs,
     out: str | os.PathLike[str],
     *,
-    tokenizer: str | os.PathLike[str] | Tokenizer = "gpt2",
+    tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
+    append: bool = False,
     workers: int | None = None,
     memory: int | None = None,
     machine: int | None = None,
@@ -156,11 +165,13 @@ def make_plan(
 ) -> Plan:
     """Check all arguments and plan a run. `settings` are the fields of `PrepareSettings`.
 
-    `exclude` are lists of documents to leave out; None means the list of `out`. `machine` is the
+    With `append`, settings and tokenizer are those of the dataset in `out`. Otherwise, the default
+    tokenizer is gpt2. `exclude` are lists of documents to leave out; None means the list of `out`. `machine` is the
     memory in bytes of all machines that do the work; None means this machine.
     """
     limits = limits or Limits()
-    checked = PrepareSettings(**settings)
+    base = read_base(out) if append else None
+    checked = inherit_settings(base, settings) if base else PrepareSettings(**settings)
     if workers is not None and workers < 1:
         raise UsageError(f"`workers` is {workers}; it must be at least 1.")
     workers = workers or available_cores()
@@ -173,9 +184,12 @@ def make_plan(
         )
     if isinstance(inputs, (str, os.PathLike)):
         inputs = [inputs]
-    tokenizer = load_tokenizer(tokenizer)
+    if base is not None:
+        tokenizer = inherit_tokenizer(base, out, tokenizer)
+    else:
+        tokenizer = load_tokenizer("gpt2" if tokenizer is None else tokenizer)
     check_picklable(tokenizer)
-    dtype = _choose_dtype(checked, tokenizer)
+    dtype = base.manifest.dtype if base else _choose_dtype(checked, tokenizer)
     if checked.eot != "none" and tokenizer.eot_id is None:
         raise UsageError(f"tokenizer {tokenizer.name} has no end-of-text token; use `eot='none'`.")
     sources, passed_over = find_files(inputs, leave_out=as_path(out))
@@ -186,7 +200,7 @@ def make_plan(
     available = machine_memory() if machine is None else machine
     # If the user set no limit, documents that must be held whole may take half of the memory.
     hold_limit = holdable_bytes((memory or max(total, available // 2)) // workers)
-    parts, step = cut_into_parts(sources, checked, tokenizer.fingerprint, limits, hold_limit)
+    parts, step = cut_into_parts(sources, checked, tokenizer.fingerprint, limits, hold_limit, base)
     return Plan(
         settings=checked,
         tokenizer=tokenizer,
@@ -199,6 +213,7 @@ def make_plan(
         memory=total,
         hold_limit=hold_limit,
         limits=limits,
+        base=base,
         exclusions=exclusions or None,
         are_lists_given=exclude is not None,
     )
@@ -236,6 +251,7 @@ def cut_into_parts(
     fingerprint: str,
     limits: Limits,
     hold_limit: int,
+    base: Base | None = None,
 ) -> tuple[tuple[Part, ...], int]:
     """Divide the sources into parts. Returns the parts, and the bytes from one cut to the next.
 
@@ -255,7 +271,7 @@ def cut_into_parts(
     # skipped.
     context = {
         "format": _SEGMENT_FORMAT,
-        "keys": vars(_choose_layout(total, limits)),
+        "keys": vars(_choose_layout(total, limits, base)),
         "tokenizer": fingerprint,
         "settings": {
             name: value
@@ -294,7 +310,8 @@ def cut_into_parts(
     return tuple(parts), step
 
 
-def _choose_layout(size: int, limits: Limits) -> KeyLayout:
+def _choose_layout(size: int, limits: Limits, base: Base | None) -> KeyLayout:
+    size += base.text_bytes if base else 0  # the keys of its documents are compared, too
     partitions = choose_partitions(size, limits.partition_bytes)
     return KeyLayout(partitions=partitions, run_keys=limits.run_keys)
 

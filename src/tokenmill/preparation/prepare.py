@@ -7,6 +7,9 @@
     pack      make shards from the segments
     manifest  written last: a folder with a manifest is a complete dataset
 
+With `append`, the folder has a dataset, and the stages make its next generation: new shards behind the
+others, and a manifest that replaces the one before.
+
 Worker processes do the tasks of scan, grind, sift and pack; see `engine.py`.
 
 The bytes of the dataset depend only on the input and the settings, not on workers, memory or
@@ -26,18 +29,14 @@ from typing import Any, Literal, Unpack
 import numpy as np
 import orjson
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import FolderError, UsageError
 from tokenmill.html import render
+from tokenmill.preparation.base import check_base, grow
 from tokenmill.preparation.bundles import Bundles, Run, make_bundles, skipped_in
 from tokenmill.preparation.choose import explain_nothing_kept, mark_lines, sift
 from tokenmill.preparation.engine import Engine, LocalEngine
 from tokenmill.preparation.exclusion import Exclude, find_list
-from tokenmill.preparation.folder import (
-    EXCLUDED_NAME,
-    REJECTED_NAME,
-    REPAIRED_NAME,
-    PreparationFolder,
-)
+from tokenmill.preparation.folder import PreparationFolder
 from tokenmill.preparation.grind import GrindPart, ScanLines, Skipped
 from tokenmill.preparation.key_files import PartMarks
 from tokenmill.preparation.memory import Workspace, suggest_less_memory
@@ -45,13 +44,21 @@ from tokenmill.preparation.pack import CheckShard, PackShard, Sifted, plan_shard
 from tokenmill.preparation.plan import Plan, hash_names, make_plan
 from tokenmill.preparation.reports import join_reports
 from tokenmill.preparation.segment import ScanReceipt, SegmentReceipt
-from tokenmill.preparation.settings import PrepareArguments
-from tokenmill.preparation.sift import SPLITS
+from tokenmill.preparation.settings import SPLITS, PrepareArguments
+from tokenmill.preparation.sift import EXCLUDED
 from tokenmill.progress import Watcher, watching
 from tokenmill.sources.find import describe_passed_over
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import make_subfolder
-from tokenmill.storage.names import TOKENIZER_NAME, WORK_NAME
+from tokenmill.storage.names import (
+    EXCLUDED_NAME,
+    REJECTED_NAME,
+    REPAIRED_NAME,
+    SOURCES_NAME,
+    TOKENIZER_NAME,
+    WORK_NAME,
+    name_in_generation,
+)
 from tokenmill.storage.object_path import as_path
 from tokenmill.storage.output import choose_work_folder
 from tokenmill.store.frames import choose_compression
@@ -69,6 +76,7 @@ class Report:
     path: Path
     manifest: Manifest
     was_finished: bool  # whether an earlier run finished the dataset; this run then changed nothing
+    added_documents: int | None = None  # by this run; None unless it added to a dataset
     parts: int
     parts_done_before: int
     bytes_read: int  # input bytes that this run read
@@ -95,7 +103,8 @@ def prepare(
     inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     *,
-    tokenizer: str | os.PathLike[str] | Tokenizer = "gpt2",
+    tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
+    append: bool = False,
     exclude: Exclude = None,
     workers: int | None = None,
     memory: int | None = None,
@@ -111,7 +120,9 @@ def prepare(
 
     `inputs` are files, folders and globs; `out` is a new folder, or the folder of an interrupted
     run. `settings` decide what the dataset contains, such as `dedup="lines"` or `val_fraction=0`;
-    `tokenmill.preparation.settings.PrepareSettings` describes all of them. `exclude` names lists of documents to leave
+    `tokenmill.preparation.settings.PrepareSettings` describes all of them. The default `tokenizer` is
+    gpt2. `append=True` adds documents to the finished dataset in `out`, with its settings and
+    tokenizer; documents that it has already are dropped as duplicates. `exclude` names lists of documents to leave
     out, in addition to the list that `tokenmill.exclude` made for `out`; `exclude=False` leaves no
     document out. `memory` is the limit in bytes for all workers
     together. Inputs and `out` may be in an object store. If `out` is in an object store, unfinished
@@ -136,6 +147,7 @@ def prepare(
         inputs,
         out,
         tokenizer=tokenizer,
+        append=append,
         memory=memory,
         exclude=exclude,
         **settings,
@@ -187,7 +199,7 @@ def run_plan(
     """
     with (
         explain_disk_errors(),
-        PreparationFolder(out, restart=restart, work=work) as folder,
+        PreparationFolder(out, restart=restart, work=work, append=plan.base is not None) as folder,
     ):
         manifest = folder.finished(plan)
         if manifest is not None and is_stale(plan, manifest):
@@ -197,6 +209,7 @@ def run_plan(
                 "`restart=True` to make the dataset again."
             )
         was_finished, done_before, bytes_read = manifest is not None, len(plan.parts), 0
+        added = None if plan.base is None else 0
         if manifest is None:
             if plan.passed_over:
                 watcher.note(f"Passed over: {describe_passed_over(plan.passed_over)}.")
@@ -212,16 +225,23 @@ def run_plan(
                 marks, skipped = scan(run) if plan.settings.dedup == "lines" else (None, {})
                 segments = grind(run, marks, skipped)
                 sifted = sift(run, segments)
-                if not sifted.ledger["documents_kept"]:
+                kept = sifted.ledger["documents_kept"]
+                if not kept and (plan.base is None or _is_unusable(sifted)):
                     raise explain_nothing_kept(run, sifted)
-                shards = pack(run, sifted)
-            manifest = write_manifest(run, sifted, shards)
+                shards = pack(run, sifted) if kept else {}
+            if kept or plan.base is None:
+                manifest = write_manifest(run, sifted, shards)
+            else:
+                manifest = plan.base.manifest
+                watcher.note(_explain_nothing_added(sifted))
+            added = None if plan.base is None else kept
             done_before, bytes_read = segments.done_before, segments.bytes_read
         folder.clean_up()
         return Report(
             path=folder.path,
             manifest=manifest,
             was_finished=was_finished,
+            added_documents=added,
             parts=len(plan.parts),
             parts_done_before=done_before,
             bytes_read=bytes_read,
@@ -231,7 +251,22 @@ def run_plan(
 def is_stale(plan: Plan, manifest: Manifest) -> bool:
     """Return whether the list of a finished dataset has changed since the dataset was made."""
     listed = plan.describe_settings().get("exclude")
-    return bool(manifest.settings.get("exclude") != listed)
+    states = (manifest, *manifest.generations)
+    return any(one.settings.get("exclude") != listed for one in states)
+
+
+def _is_unusable(sifted: Sifted) -> bool:
+    """Return whether no document of the input could have been added, whatever the dataset has."""
+    return not {"duplicate", EXCLUDED} & sifted.ledger["dropped"].keys()
+
+
+def _explain_nothing_added(sifted: Sifted) -> str:
+    dropped = sifted.ledger["dropped"]
+    if list(dropped) == ["duplicate"]:
+        number = counted(sifted.ledger["documents_in"], "document")
+        return f"Nothing was added: the dataset already has the text of all {number}."
+    reasons = (f"{entry['documents']:,} ({reason})" for reason, entry in dropped.items())
+    return f"Nothing was added: all documents were dropped, {', '.join(reasons)}."
 
 
 def scan(run: Run) -> tuple[list[PartMarks], Skipped]:
@@ -278,15 +313,22 @@ def pack(run: Run, sifted: Sifted) -> dict[str, list[Shard]]:
         make_subfolder(root, root / split)
     per_shard = plan.settings.tokens_per_shard
     compression = choose_compression(plan.settings.compress)
-    check_shard_count(map(sum, sifted.tokens.values()), per_shard, compression)
-    tasks = list(plan_shards(sifted, per_shard, plan.dtype, root, plan.limits, compression))
-    context = hash_names(plan.name, str(sifted.ledger["tokens"]), *plan.exclusion_names)
+    base = None if plan.base is None else plan.base.manifest
+    there = [] if plan.base is None else plan.base.shards
+    check_shard_count(map(sum, sifted.tokens.values()), per_shard, compression, len(there))
+    tasks = list(plan_shards(sifted, per_shard, plan.dtype, root, plan.limits, compression, base))
+    if taken := {shard.path for shard in there} & {task.path for task in tasks}:
+        raise FolderError(
+            f"The dataset has a file where the next shard belongs: {min(taken)}. Renumber its shards: "
+            f"tokenmill reshard {root} --out NEW"
+        )
+    context = hash_names(plan.name, str(sifted.ledger["tokens"]), *plan.choice_names)
     receipts = {
         task.path: run.folder.shards / f"{context}-{task.split}-{task.number:05}.json"
         for task in tasks
     }
     done = _find_shards(run, tasks, receipts)
-    _remove_strays(root, tasks)
+    _remove_strays(root, [*there, *tasks])
     missing = [task for task in tasks if task.path not in done]
     total, left = sifted.ledger["tokens"], sum(task.end - task.start for task in missing)
     run.watcher.begin("writing shards", total, total - left, "tokens")
@@ -327,7 +369,7 @@ def _find_shards(
     return done
 
 
-def _remove_strays(root: Path, shards: Iterable[ShardName]) -> None:
+def _remove_strays(root: Path, shards: Iterable[ShardName | Shard]) -> None:
     """Remove the shards in `root` that an interrupted run left, except those named in `shards`.
 
     `shards` are the shards of the dataset. They are kept even if they will be written again, because
@@ -343,9 +385,24 @@ def _remove_strays(root: Path, shards: Iterable[ShardName]) -> None:
 def write_manifest(run: Run, sifted: Sifted, shards: dict[str, list[Shard]]) -> Manifest:
     """Write the reports and the tokenizer, then the manifest. Returns the manifest."""
     plan, folder = run.plan, run.folder
-    join_reports(sifted.rejected, folder.path / REJECTED_NAME)
-    join_reports(sifted.repaired, folder.path / REPAIRED_NAME)
-    join_reports(sifted.excluded, folder.path / EXCLUDED_NAME)
+    generation = 1 if plan.base is None else plan.base.generation
+    for name, reports in (
+        (REJECTED_NAME, sifted.rejected),
+        (REPAIRED_NAME, sifted.repaired),
+        (EXCLUDED_NAME, sifted.excluded),
+    ):
+        join_reports(reports, folder.path / name_in_generation(name, generation))
+    sources = SourceTable.of(
+        (Source(path=source.path, bytes=source.size, unit=source.unit) for source in plan.sources),
+        name_in_generation(SOURCES_NAME, generation),
+    )
+    if plan.base is not None:
+        manifest = grow(
+            plan.base.manifest, plan.describe_settings(), sifted.ledger, shards, sources
+        )
+        check_base(plan.base, folder.path)
+        manifest.write(folder)
+        return manifest
     state = orjson.dumps(plan.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
     folder.write(TOKENIZER_NAME, state + b"\n")
     manifest = Manifest(
@@ -356,9 +413,7 @@ def write_manifest(run: Run, sifted: Sifted, shards: dict[str, list[Shard]]) -> 
         eot=plan.settings.eot,
         eot_id=plan.tokenizer.eot_id,
         splits={split: Split(shards=ShardTable.of(shards[split])) for split in SPLITS},
-        sources=SourceTable.of(
-            Source(path=source.path, bytes=source.size, unit=source.unit) for source in plan.sources
-        ),
+        sources=sources,
         settings=plan.describe_settings(),
         ledger=sifted.ledger,
         compression=choose_compression(plan.settings.compress),

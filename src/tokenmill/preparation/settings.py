@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict, get_args, get_type_hints
 from tokenmill.errors import UsageError
 
 EOT_TEXT = "<|endoftext|>"
+SPLITS = ("train", "val")
 _TYPE_NAMES = {str: "a string", bool: "True or False", int: "a whole number", float: "a number"}
 
 

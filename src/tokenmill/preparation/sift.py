@@ -32,9 +32,9 @@ from tokenmill.preparation.segment import (
     has_key,
     read_document_records,
 )
+from tokenmill.preparation.settings import SPLITS
 from tokenmill.preparation.spanning import Whole
 
-SPLITS = ("train", "val")
 DROPPED = 0  # the fate of a document that is not dropped is 1 + the number of its split
 EXCLUDED = "excluded"  # in the ledger, the reason of documents that the user listed
 _SALT = np.uint64(0x746F6B656E6D696C)  # the ASCII codes of "tokenmil"

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,16 @@ RUNS, RUN = 64, 256  # the fingerprint covers this many runs of this many tokens
 Integers = npt.NDArray[np.int64]
 
 
+class Earlier(NamedTuple):
+    """The tokens of a split in an earlier generation of its dataset: their number and checksum.
+
+    The checksum is that of `Shards.checksum`.
+    """
+
+    tokens: int
+    checksum: str | None
+
+
 class Tokens:
     """All tokens of a split as one array of ids. `tokens[a:b]` copies a range to a NumPy array.
 
@@ -58,12 +68,14 @@ class Tokens:
         documents: DocumentTable | None = None,
         eot_id: int | None = None,
         eot: str = "after",
+        earlier: Sequence[Earlier] = (),
     ) -> None:
         self.split = split
         self.dtype: np.dtype[Any] = shards.dtype
         self.documents = documents
         self.eot_id = eot_id
         self.eot = eot
+        self.earlier = tuple(earlier)  # the same split before its dataset grew
         self._shards = shards
         self._gatherer = self._make_gatherer(shards)
         self._length = int(self._gatherer.starts[-1])
@@ -100,8 +112,9 @@ class Tokens:
 
     @property
     def _known(self) -> dict[str, Any]:
-        """The arguments of `Tokens` about documents: `documents`, `eot_id` and `eot`."""
-        return {"documents": self.documents, "eot_id": self.eot_id, "eot": self.eot}
+        """The arguments of `Tokens` besides the shards and the split."""
+        known = {"documents": self.documents, "eot_id": self.eot_id, "eot": self.eot}
+        return {**known, "earlier": self.earlier} if self.earlier else known
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Tokens, **self._known), (self._shards, self.split)
@@ -364,6 +377,22 @@ class Tokens:
         """
         checksum = self._shards.checksum
         return self.fingerprint if checksum is None else f"{self.fingerprint}:{checksum}"
+
+    @property
+    def generation(self) -> int:
+        """The generation of the dataset: 1, and one more each time that the dataset grew."""
+        return len(self.earlier) + 1
+
+    def find_generation(self, count: object, identity: object) -> int | None:
+        """Return which earlier generation has `count` tokens with a saved identity; None if none has.
+
+        Reads no tokens: it compares lengths and the checksums in the manifest.
+        """
+        for number, (tokens, checksum) in enumerate(self.earlier, 1):
+            fingerprint = str(identity).partition(":")[0]
+            if tokens == count and is_same_data(f"{fingerprint}:{checksum}", identity):
+                return number
+        return None
 
     def learn_fingerprint(self, identity: object) -> None:
         """Take the fingerprint from a saved identity, if tokens are slow to read.

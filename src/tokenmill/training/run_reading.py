@@ -94,9 +94,12 @@ class DataOrigin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return cls(data=named, input_file=file, **options)
 
 
-class _Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Source(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     tokens: _Count
     fingerprint: _Text
+    generation: _Count = 1
 
 
 class RowIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,7 +6,9 @@ are read. Of duplicates and empty documents there is no list.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -14,8 +16,8 @@ from tokenmill.dataset.opening import Dataset
 from tokenmill.inspect.view.overview import describe_once
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.viewer import Page, Viewer
-from tokenmill.preparation.folder import EXCLUDED_NAME, REJECTED_NAME
 from tokenmill.storage.decoding import parse_json
+from tokenmill.storage.names import EXCLUDED_NAME, REJECTED_NAME
 from tokenmill.storage.reading import DamagedFileError, open_inside
 
 LISTED = 50  # records of a list to show
@@ -70,14 +72,15 @@ def show_dropped(viewer: Viewer, query: Query) -> Page:
 
 def read_examples(dataset: Dataset, file: str) -> list[Example]:
     """Return the first records of a list; none if there is no list."""
-    if dataset.manifest is None:
-        return []
-    try:
-        with open_inside(dataset.path, file) as opened:
-            lines = islice(iter(lambda: opened.readline(_LONGEST_LINE), b""), LISTED)
-            return [found for line in lines if (found := _describe(line)) is not None]
-    except DamagedFileError:  # there is no list
-        return []
+    found: list[Example] = []
+    for one in [] if dataset.manifest is None else dataset.manifest.list_files(file):
+        with (
+            suppress(DamagedFileError),
+            open_inside(dataset.path, one) as opened,
+        ):  # if there is one
+            lines = islice(iter(partial(opened.readline, _LONGEST_LINE), b""), LISTED - len(found))
+            found += [entry for line in lines if (entry := _describe(line)) is not None]
+    return found
 
 
 def _describe(line: bytes) -> Example | None:

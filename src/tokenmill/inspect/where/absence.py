@@ -10,6 +10,7 @@ changed since.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,11 +20,11 @@ from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.inspect.where.keys import find_key
 from tokenmill.inspect.where.source_record import SourceRecord
-from tokenmill.preparation.folder import EXCLUDED_NAME, REJECTED_NAME
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.preparation.sift import EXCLUDED
 from tokenmill.progress import Watcher
 from tokenmill.storage.decoding import parse_json
+from tokenmill.storage.names import EXCLUDED_NAME, REJECTED_NAME
 from tokenmill.storage.reading import DamagedFileError, open_inside
 from tokenmill.store.documents import Document
 from tokenmill.wording import count
@@ -155,9 +156,9 @@ def find_excluded(dataset: Dataset, key: str) -> dict[str, Any] | None:
 
 
 def _read_report(dataset: Dataset, name: str, needle: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a list whose lines contain the bytes `needle`."""
-    try:
-        with open_inside(dataset.path, name) as file:
+    """Yield the entries of a list, of all generations, whose lines contain the bytes `needle`."""
+    for one in [name] if dataset.manifest is None else dataset.manifest.list_files(name):
+        with suppress(DamagedFileError), open_inside(dataset.path, one) as file:  # if there is one
             while data := file.readline(_LONGEST_LINE):
                 if needle in data:
                     try:
@@ -166,8 +167,6 @@ def _read_report(dataset: Dataset, name: str, needle: bytes) -> Iterator[dict[st
                         continue
                     if isinstance(entry, dict):
                         yield entry
-    except DamagedFileError:
-        return  # the list does not exist
 
 
 def describe_change(expected: int, found: int, path: str) -> str:
