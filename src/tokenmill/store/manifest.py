@@ -106,6 +106,12 @@ class Manifest:
     ledger: Mapping[str, Any] = field(default_factory=dict)
     compression: Compression | None = None
     generations: tuple[Generation, ...] = ()
+    later: int = field(default=0, compare=False)  # how many generations `at` left out
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest generation of the dataset."""
+        return self.generation + self.later
 
     @property
     def generation(self) -> int:
@@ -131,6 +137,7 @@ class Manifest:
             ledger=then.ledger,
             sources=join_sources(self.sources.parts[:generation]),
             generations=self.generations[: generation - 1],
+            later=self.newest - generation,
         )
 
     def as_earlier(self) -> Generation:
