@@ -40,6 +40,8 @@ _FAULTS = 20  # maximum number of faults listed
 class _GivenSettings(PrepareSettings):
     __doc__ = PrepareSettings.__doc__
 
+    weight: Annotated[tuple[str, ...], Parameter(negative="")]
+
     def __new__(cls, **given: Any) -> Self:
         made = super().__new__(cls)
         made.__dict__["_given"] = given

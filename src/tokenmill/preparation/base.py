@@ -29,7 +29,8 @@ from tokenmill.store.tables import Shard, ShardTable, SourceTable
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
 
 _TEXT_BYTES = 4  # of a token, about: the size of the keys' layout follows from it
-_MAY_CHANGE = {"tokens_per_shard", "skip_bad_files"}  # between the generations of a dataset
+# Settings that may differ between the generations of a dataset. Weights are for the sources of one.
+_MAY_CHANGE = {"tokens_per_shard", "skip_bad_files", "sample", "weight"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +97,8 @@ omit `append`.
 def inherit_settings(base: Base, given: Mapping[str, Any]) -> PrepareSettings:
     """Return the settings of the dataset, with those that were given. Refuses others than it has."""
     there = base.manifest.settings
-    known = {
-        field.name: there[field.name] for field in fields(PrepareSettings) if field.name in there
-    }
+    names = {field.name for field in fields(PrepareSettings)} - {"weight"}
+    known = {name: there[name] for name in names & there.keys()}
     before, now = PrepareSettings(**known), PrepareSettings(**{**known, **given})
     was, new = (
         {name: value for name, value in one.to_json().items() if name not in _MAY_CHANGE}

@@ -32,6 +32,7 @@ from tokenmill.preparation.reports import (
     describe_files,
     sum_repairs,
 )
+from tokenmill.preparation.sampling import is_sampled
 from tokenmill.preparation.segment import (
     RECORD,
     Bundle,
@@ -85,7 +86,7 @@ def _mark(
     """
     folder, layout = run.folder, run.plan.keys
     files, before = [*earlier, *own], len(earlier)
-    keys = [(before + one.first_part, *one.key) for one in spanning if not one.is_bad]
+    keys = [(before + one.first_part, *one.key) for one in spanning if one.has_mark]
     content = encode_receipt(KeyFiles(files, keys))
     names = [stage, fingerprint(receipts), content.decode(), str(layout)]
     context = hash_names(*names, *(one.path.name for one in listed[:1]))
@@ -274,7 +275,14 @@ def _hash_spanning(run: Run, segments: Bundles) -> list[Whole]:
         texts = sum(fragment.text for one in found for _, fragment in one.fragments)
         run.watcher.begin("joining documents", texts)
     results = dict(run.engine.run(tasks, run.watcher.advance))
-    return [one for number in range(len(tasks)) for one in results[number]]
+    hashed = [one for number in range(len(tasks)) for one in results[number]]
+    plan, rates = run.plan, run.plan.rates
+    if rates is None or not hashed:
+        return hashed
+    keys = np.array([one.key for one in hashed], np.uint64)
+    own = np.array([rates[plan.parts[one.first_part].ranges[-1].source] for one in hashed])
+    chosen = is_sampled(keys, own).tolist()
+    return [replace(one, is_sampled=here) for one, here in zip(hashed, chosen, strict=True)]
 
 
 def _plan_sifting(

@@ -267,7 +267,7 @@ class PreparationFolder(OutputFolder):
 class _PlanRecord(msgspec.Struct, forbid_unknown_fields=True):
     """The content of a saved plan; see `Plan.record`."""
 
-    settings: dict[str, str | int | float | bool | dict[str, str | int] | None]
+    settings: dict[str, str | int | float | bool | list[str] | dict[str, str | int] | None]
     tokenizer: str
     sources: list[SourceFile]
     generation: int | None = None  # that the run makes, if it adds to a dataset

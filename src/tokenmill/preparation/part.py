@@ -41,6 +41,7 @@ class PartTask:
     reading: Reading
     workers: int
     keys: KeyLayout  # of the bundle's key file
+    rates: dict[int, float] | None = None  # of the sources' documents in the sample; None: all 1
     repeated_lines: PartMarks | None = None
     skipped: tuple[tuple[int, str], ...] = ()  # sources that other parts found to be bad, and why
 
@@ -56,6 +57,7 @@ class PartTask:
             folder=folder,
             reading=_how_to_read(plan, plan.limits),
             keys=plan.keys,
+            rates=plan.rates and {one.source: plan.rates[one.source] for one in part.ranges},
             workers=plan.workers,
         )
 

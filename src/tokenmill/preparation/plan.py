@@ -23,6 +23,7 @@ from tokenmill.preparation.engine import available_cores
 from tokenmill.preparation.exclusion import Exclude, Exclusions, choose_lists, read_exclusions
 from tokenmill.preparation.key_files import KeyLayout, choose_partitions
 from tokenmill.preparation.memory import DEFAULT_SHARE, LEAST_SHARE, holdable_bytes, machine_memory
+from tokenmill.preparation.sampling import find_rates
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.sources.files import SourceFile
 from tokenmill.sources.find import PassedOver, find_files
@@ -104,6 +105,11 @@ class Plan:
     def size(self) -> int:
         """The size of all sources on disk, in bytes."""
         return sum(source.size for source in self.sources)
+
+    @cached_property
+    def rates(self) -> tuple[float, ...] | None:
+        """The share of each source's documents that are in the sample; None if it has all documents."""
+        return find_rates(self.settings, [source.path for source in self.sources])
 
     @cached_property
     def name(self) -> str:
@@ -201,7 +207,7 @@ def make_plan(
     # If the user set no limit, documents that must be held whole may take half of the memory.
     hold_limit = holdable_bytes((memory or max(total, available // 2)) // workers)
     parts, step = cut_into_parts(sources, checked, tokenizer.fingerprint, limits, hold_limit, base)
-    return Plan(
+    plan = Plan(
         settings=checked,
         tokenizer=tokenizer,
         dtype=dtype,
@@ -217,6 +223,8 @@ def make_plan(
         exclusions=exclusions or None,
         are_lists_given=exclude is not None,
     )
+    _ = plan.rates  # refuses patterns that match no source
+    return plan
 
 
 def _choose_dtype(settings: PrepareSettings, tokenizer: Tokenizer) -> str:

@@ -43,6 +43,7 @@ from tokenmill.preparation.memory import Workspace, suggest_less_memory
 from tokenmill.preparation.pack import CheckShard, PackShard, Sifted, plan_shards
 from tokenmill.preparation.plan import Plan, hash_names, make_plan
 from tokenmill.preparation.reports import join_reports
+from tokenmill.preparation.sampling import NOT_SAMPLED
 from tokenmill.preparation.segment import ScanReceipt, SegmentReceipt
 from tokenmill.preparation.settings import SPLITS, PrepareArguments
 from tokenmill.preparation.sift import EXCLUDED
@@ -257,7 +258,7 @@ def is_stale(plan: Plan, manifest: Manifest) -> bool:
 
 def _is_unusable(sifted: Sifted) -> bool:
     """Return whether no document of the input could have been added, whatever the dataset has."""
-    return not {"duplicate", EXCLUDED} & sifted.ledger["dropped"].keys()
+    return not {"duplicate", EXCLUDED, NOT_SAMPLED} & sifted.ledger["dropped"].keys()
 
 
 def _explain_nothing_added(sifted: Sifted) -> str:

@@ -43,8 +43,8 @@ RECORD = np.dtype(
     ]
 )
 # Flags of a record, in this order: the document begins in an earlier part; it ends in a later part;
-# it is dropped because of invalid UTF-8; its invalid UTF-8 was repaired.
-CONTINUES, UNFINISHED, BAD_TEXT, REPAIRED = 1, 2, 4, 8
+# it is dropped because of invalid UTF-8; its invalid UTF-8 was repaired; it is not in the sample.
+CONTINUES, UNFINISHED, BAD_TEXT, REPAIRED, UNSAMPLED = 1, 2, 4, 8, 16
 
 Records = npt.NDArray[np.void]  # of RECORD
 
@@ -255,9 +255,11 @@ class CheckBundle:
 def has_key(records: Records) -> npt.NDArray[np.bool_]:
     """Return which records have a key in the segment's key file.
 
-    A document has none if it spans parts, or if it is dropped because of invalid UTF-8.
+    A document has none if it spans parts, if it is dropped because of invalid UTF-8, or if it is not
+    in the sample.
     """
-    without: npt.NDArray[np.bool_] = (records["flags"] & (CONTINUES | UNFINISHED | BAD_TEXT)) == 0
+    flags = CONTINUES | UNFINISHED | BAD_TEXT | UNSAMPLED
+    without: npt.NDArray[np.bool_] = (records["flags"] & flags) == 0
     return without
 
 

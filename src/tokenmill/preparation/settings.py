@@ -6,6 +6,7 @@ Options that never change a byte, such as `workers` and `memory`, are not among 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
@@ -31,6 +32,8 @@ class PrepareArguments(TypedDict, total=False):
     compress: Literal["none", "zstd"]
     on_bad_text: Literal["repair", "drop", "refuse"]
     skip_bad_files: bool
+    sample: float
+    weight: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,12 @@ class PrepareSettings:
         document, refuse rejects the file.
     skip_bad_files
         Skip files that cannot be read, instead of stopping with an error.
+    sample
+        Share of the documents to take, chosen by a hash of their text. A smaller sample is part of a
+        larger one.
+    weight
+        Share of the documents to take from some input files, as PATTERN=SHARE, such as 'web/*=0.5'.
+        Multiplies `sample`. May be repeated; the first pattern that matches a file counts.
     """
 
     documents: str = "auto"
@@ -87,9 +96,15 @@ class PrepareSettings:
     compress: Literal["none", "zstd"] = "none"
     on_bad_text: Literal["repair", "drop", "refuse"] = "repair"
     skip_bad_files: bool = False
+    sample: float = 1.0
+    weight: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        given = [self.weight] if isinstance(self.weight, str) else self.weight
+        object.__setattr__(self, "weight", tuple(given))
         for name, kind in get_type_hints(type(self)).items():
+            if name == "weight":
+                continue
             allowed = get_args(kind)
             if allowed and getattr(self, name) not in allowed:
                 raise UsageError(
@@ -115,6 +130,13 @@ class PrepareSettings:
             raise UsageError(
                 f"`min_line` is {self.min_line}; it must be at least 1, and below 2**62."
             )
+        if not 0 < self.sample <= 1:
+            raise UsageError(f"`sample` is {self.sample}; it must be above 0, and at most 1.")
+        if self.takes_sample and self.dedup == "lines":
+            raise UsageError(
+                "`sample` and `weight` cannot be combined with `dedup='lines'`: a line could be removed "
+                "because of a document that is not in the sample. Use `dedup='documents'`."
+            )
         for name in ("documents", "text_field"):
             if not _is_unicode(getattr(self, name)):
                 raise UsageError(
@@ -128,6 +150,16 @@ class PrepareSettings:
             raise UsageError(
                 "`text_field` is empty; give the name of the field that holds the text."
             )
+
+    @property
+    def takes_sample(self) -> bool:
+        """Whether some documents may be left out because they are not in the sample."""
+        return self.sample < 1 or bool(self.weights)
+
+    @property
+    def weights(self) -> list[tuple[str, float]]:
+        """The patterns and shares of `weight`, in order."""
+        return [_parse_weight(text) for text in self.weight]
 
     @property
     def separator(self) -> bytes | None:
@@ -146,10 +178,40 @@ class PrepareSettings:
         return text.encode()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as the manifest stores them: without `compress` if it is none."""
+        """Return the settings as the manifest stores them.
+
+        `compress`, `sample` and `weight` are omitted if they have their defaults.
+        """
         settings = asdict(self)
-        compress = settings.pop("compress")
-        return settings if compress == "none" else {**settings, "compress": compress}
+        compress, sample = settings.pop("compress"), settings.pop("sample")
+        weight = list(settings.pop("weight"))
+        return (
+            settings
+            | ({} if compress == "none" else {"compress": compress})
+            | ({} if sample == 1 else {"sample": sample})
+            | ({"weight": weight} if weight else {})
+        )
+
+
+def _parse_weight(text: object) -> tuple[str, float]:
+    """Return the pattern and the share of an entry of `weight`."""
+    pattern, sign, number = str(text).rpartition("=")
+    try:
+        share = float(number)
+    except ValueError:
+        share = -1.0
+    if not pattern or not sign or not _is_unicode(pattern) or not share >= 0:
+        raise UsageError(
+            f"`weight` is {text!r}; it must be PATTERN=SHARE with a share from 0 to 1, such as "
+            "'web/*=0.5'."
+        )
+    if share > 1:
+        raise UsageError(
+            f"`weight` is {text!r}, but a share cannot be above 1, because a dataset has each document "
+            "once. To train on some sources more often, prepare them as datasets of their own, and give "
+            "the mixture weights: tokenmill train web=DATA:0.3 books=DATA2:0.7"
+        )
+    return pattern, share
 
 
 def _is_unicode(text: str) -> bool:

@@ -21,11 +21,13 @@ import numpy.typing as npt
 from tokenmill.preparation.engine import Worker
 from tokenmill.preparation.key_files import LISTED, REPEATED, Flags, Marks, PartMarks
 from tokenmill.preparation.reports import Reporter, SourceCounts
+from tokenmill.preparation.sampling import NOT_SAMPLED
 from tokenmill.preparation.segment import (
     BAD_TEXT,
     CONTINUES,
     REPAIRED,
     UNFINISHED,
+    UNSAMPLED,
     Bundle,
     Receipt,
     Records,
@@ -149,15 +151,17 @@ def choose_fates(
     """
     bad = (records["flags"] & BAD_TEXT) != 0
     empty = ~bad & (records["text"] == 0)
+    unsampled = ~bad & ~empty & ((records["flags"] & UNSAMPLED) != 0)
     # Some tokenizers remove characters, possibly all of a text.
-    mute = ~bad & ~empty & (records["length"] == 0)
-    usable = ~bad & ~empty & ~mute
+    mute = ~bad & ~empty & ~unsampled & (records["length"] == 0)
+    usable = ~bad & ~empty & ~unsampled & ~mute
     excluded = usable & (marks == LISTED)
     twice = usable & (marks == REPEATED)
     kept = usable & ~excluded & ~twice
     for reason, mask in (
         ("invalid UTF-8", bad),
         ("only repeated lines", empty),
+        (NOT_SAMPLED, unsampled),
         ("no tokens", mute),
         (EXCLUDED, excluded),
         ("duplicate", twice),

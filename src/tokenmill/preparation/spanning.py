@@ -24,6 +24,7 @@ from tokenmill.preparation.segment import (
     RECORD,
     REPAIRED,
     UNFINISHED,
+    UNSAMPLED,
     Fragment,
     Receipt,
     Records,
@@ -40,6 +41,7 @@ class Whole:
     fragments: tuple[tuple[int, Fragment], ...]
     key: tuple[int, int] = (0, 0)
     mark: int = 0  # REPEATED, LISTED or 0
+    is_sampled: bool = True
 
     @property
     def first_part(self) -> int:
@@ -55,6 +57,11 @@ class Whole:
     def is_bad(self) -> bool:
         """Whether the document is dropped because of invalid UTF-8."""
         return any(fragment.flags & BAD_TEXT for _, fragment in self.fragments)
+
+    @property
+    def has_mark(self) -> bool:
+        """Whether the document is compared with others: it is neither bad nor left out of a sample."""
+        return self.is_sampled and not self.is_bad
 
     @property
     def replaced(self) -> int:
@@ -76,7 +83,7 @@ class Whole:
         flags = 0
         for _, fragment in self.fragments:
             flags |= fragment.flags
-        record["flags"] = flags & (BAD_TEXT | REPAIRED)
+        record["flags"] = flags & (BAD_TEXT | REPAIRED) | (0 if self.is_sampled else UNSAMPLED)
         return record
 
 

@@ -26,6 +26,7 @@ _MEANINGS = {
     "duplicate": "An earlier document has the same text after cleaning. Duplicates are not listed.",
     "empty": "The record has no text, or nothing is left after cleaning. These are not listed.",
     "only repeated lines": "All lines are earlier in the input. These documents are not listed.",
+    "not sampled": "The document is not in the sample that the settings ask for. These are not listed.",
     "no tokens": "The tokenizer removes all of the text. These documents are not listed.",
     "excluded": "The document is in a list of documents to exclude.",
     "invalid UTF-8": "The text is not UTF-8, and the settings say to drop such documents.",

@@ -14,12 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import orjson
 
 from tokenmill.dataset.opening import Dataset
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.inspect.where.keys import find_key
 from tokenmill.inspect.where.source_record import SourceRecord
+from tokenmill.preparation.sampling import NOT_SAMPLED, find_rate, is_sampled
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.preparation.sift import EXCLUDED
 from tokenmill.progress import Watcher
@@ -89,6 +91,8 @@ def explain(
     if is_source and settings.dedup == "lines":
         detail = "all its lines that are long enough are earlier in the input"
         return Reason(reason="only repeated lines", detail=detail)
+    if is_source and not _is_in_sample(settings, source, record.key):
+        return Reason(reason=NOT_SAMPLED, detail="the settings ask for a sample of the documents")
     twins = tuple(find_key(dataset, record.key, most=_TWINS, watcher=watcher))
     if twins and settings.dedup == "documents":
         return Reason(reason="duplicate", detail="its text is in the dataset already", twins=twins)
@@ -104,6 +108,13 @@ def explain(
         "the dataset was changed"
     )
     return Reason(reason=UNKNOWN, detail=detail, twins=twins)
+
+
+def _is_in_sample(settings: PrepareSettings, source: str, key: str) -> bool:
+    rate = find_rate(settings, source)
+    number = int(key, 16)
+    keys = np.array([[number >> 64, number & (2**64 - 1)]], np.uint64)
+    return bool(is_sampled(keys, np.array([rate]))[0])
 
 
 def _is_listed(dataset: Dataset, source: str, place: int) -> bool:
