@@ -249,19 +249,22 @@ class PreparationFolder(OutputFolder):
 
         The work of an unfinished run that adds to the dataset stays, unless this is that run.
         """
-        if not self._appends:
-            try:
-                record = self._read_plan()
-            except FolderError:  # damaged
-                record = None
-            is_grown = record is None or record.generation is None
-            if not is_grown and Manifest.read(self.path).generation < (record.generation or 0):
-                self.close()
-                return
+        if not self._appends and self._has_unfinished_append():
+            self.close()
+            return
         self._empty_work()
         self.close(remove_lock=True)
         with suppress(OSError):  # the next run may have started already
             self.work.rmdir()
+
+    def _has_unfinished_append(self) -> bool:
+        try:
+            record = self._read_plan()
+        except FolderError:  # damaged
+            return False
+        if record is None or record.generation is None:
+            return False
+        return Manifest.read(self.path).generation < record.generation
 
 
 class _PlanRecord(msgspec.Struct, forbid_unknown_fields=True):

@@ -57,7 +57,9 @@ class PartTask:
             folder=folder,
             reading=_how_to_read(plan, plan.limits),
             keys=plan.keys,
-            rates=plan.rates and {one.source: plan.rates[one.source] for one in part.ranges},
+            rates=None
+            if plan.rates is None
+            else {one.source: plan.rates[one.source] for one in part.ranges},
             workers=plan.workers,
         )
 

@@ -252,8 +252,7 @@ def run_plan(
 def is_stale(plan: Plan, manifest: Manifest) -> bool:
     """Return whether the list of a finished dataset has changed since the dataset was made."""
     listed = plan.describe_settings().get("exclude")
-    states = (manifest, *manifest.generations)
-    return any(one.settings.get("exclude") != listed for one in states)
+    return any(settings.get("exclude") != listed for settings in manifest.all_settings)
 
 
 def _is_unusable(sifted: Sifted) -> bool:

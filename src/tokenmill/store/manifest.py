@@ -140,6 +140,11 @@ class Manifest:
             later=self.newest - generation,
         )
 
+    @property
+    def all_settings(self) -> list[Mapping[str, Any]]:
+        """The settings of all generations, the newest last."""
+        return [*(one.settings for one in self.generations), self.settings]
+
     def as_earlier(self) -> Generation:
         """Return this state of the dataset as an earlier generation, for a dataset that grows."""
         return Generation(
@@ -243,6 +248,7 @@ their `dtype` and `format='raw'`.
         name = str(as_path(folder) / MANIFEST_NAME)
         body, (*before, own) = decode_manifest(data, name)
         earlier = body.generations or []
+        sources = [*(one.sources for one in earlier), body.sources]
         return cls(
             dtype=body.dtype,
             vocab_size=body.vocab_size,
@@ -257,13 +263,13 @@ their `dtype` and `format='raw'`.
             sources=join_sources(
                 [
                     SourceTable(
-                        one.sources.count,
-                        one.sources.bytes,
-                        one.sources.xxh3_128,
-                        one.sources.path,
+                        one.count,
+                        one.bytes,
+                        one.xxh3_128,
+                        one.path,
                         as_path(folder).absolute(),
                     )
-                    for one in (*earlier, body)
+                    for one in sources
                 ]
             ),
             settings=own.settings,

@@ -64,7 +64,7 @@ class _Sources(_Entry):
     xxh3_128: Name
 
 
-class SplitSize(_Entry, frozen=True):
+class SplitSize(_Entry):
     """How much of a split an earlier generation has: its first shards, and what is in them."""
 
     tokens: Count

@@ -51,7 +51,10 @@ class Reason:
 
 def read_settings(dataset: Dataset) -> PrepareSettings | None:
     """Return the settings that a dataset was prepared with; None if it was not made by `prepare`."""
-    settings = {} if dataset.manifest is None else dataset.manifest.settings
+    return None if dataset.manifest is None else _parse_settings(dataset.manifest.settings)
+
+
+def _parse_settings(settings: Mapping[str, Any]) -> PrepareSettings | None:
     known = {field.name for field in fields(PrepareSettings)}
     if not {"documents", "text_field", "dedup"} <= settings.keys():
         return None
@@ -91,7 +94,7 @@ def explain(
     if is_source and settings.dedup == "lines":
         detail = "all its lines that are long enough are earlier in the input"
         return Reason(reason="only repeated lines", detail=detail)
-    if is_source and not _is_in_sample(settings, source, record.key):
+    if is_source and not _is_in_sample(dataset, source, record.key):
         return Reason(reason=NOT_SAMPLED, detail="the settings ask for a sample of the documents")
     twins = tuple(find_key(dataset, record.key, most=_TWINS, watcher=watcher))
     if twins and settings.dedup == "documents":
@@ -110,8 +113,12 @@ def explain(
     return Reason(reason=UNKNOWN, detail=detail, twins=twins)
 
 
-def _is_in_sample(settings: PrepareSettings, source: str, key: str) -> bool:
-    rate = find_rate(settings, source)
+def _is_in_sample(dataset: Dataset, source: str, key: str) -> bool:
+    """Return whether a text of a source is in the sample of every generation of a dataset."""
+    manifest = dataset.manifest
+    assert manifest is not None
+    states = map(_parse_settings, manifest.all_settings)
+    rate = min((find_rate(settings, source) for settings in states if settings), default=1.0)
     number = int(key, 16)
     keys = np.array([[number >> 64, number & (2**64 - 1)]], np.uint64)
     return bool(is_sampled(keys, np.array([rate]))[0])
