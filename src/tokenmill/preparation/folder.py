@@ -171,21 +171,19 @@ class PreparationFolder(OutputFolder):
         """
         check_base(base, self.path)
         manifest, record = base.manifest, self._read_plan()
-        if record is None or record.generation is None or record.generation < base.generation:
-            has_finished = record is not None and record.generation == manifest.generation
-            if record is not None:
-                self._empty_work()
-                self._make_folders()
-            if has_finished and record is not None and _is_same_input(record, plan):
-                return manifest
-        elif record.base != base.checksum:  # of a dataset that is no longer there
-            self._empty_work()
+        newest = [(source.path, source.bytes) for source in manifest.sources.parts[-1]]
+        is_newest = newest == [(source.path, source.size) for source in plan.sources]
+        if record is not None and record.base != base.checksum:
+            self._empty_work()  # of a run that has finished, or for a dataset that is gone
             self._make_folders()
-        if plan.settings.dedup == "none":  # the documents are not compared, so compare the files
-            newest = [(source.path, source.bytes) for source in manifest.sources.parts[-1]]
-            if newest == [(source.path, source.size) for source in plan.sources]:
+            if (
+                is_newest
+                and record.generation == manifest.generation
+                and _is_same_input(record, plan)
+            ):
                 return manifest
-        return None
+        # Without deduplication the documents are not compared, so compare the files.
+        return manifest if is_newest and plan.settings.dedup == "none" else None
 
     def _read_plan(self) -> _PlanRecord | None:
         """Return the plan of the unfinished run, or of one that was killed when it had finished."""

@@ -63,7 +63,7 @@ from tokenmill.storage.names import (
 from tokenmill.storage.object_path import as_path
 from tokenmill.storage.output import choose_work_folder
 from tokenmill.store.frames import choose_compression
-from tokenmill.store.manifest import Manifest, Split, check_shard_count
+from tokenmill.store.manifest import Manifest, Split, check_shard_count, find_manifest
 from tokenmill.store.shard_receipts import ShardReceipt, describe_change, read_shard_receipt
 from tokenmill.store.tables import Shard, ShardName, ShardTable, Source, SourceTable
 from tokenmill.tokenizers import Tokenizer
@@ -400,8 +400,9 @@ def write_manifest(run: Run, sifted: Sifted, shards: dict[str, list[Shard]]) -> 
         manifest = grow(
             plan.base.manifest, plan.describe_settings(), sifted.ledger, shards, sources
         )
-        check_base(plan.base, folder.path)
-        manifest.write(folder)
+        if find_manifest(folder.path) != manifest.to_json():  # else another machine was faster
+            check_base(plan.base, folder.path)
+            manifest.write(folder)
         return manifest
     state = orjson.dumps(plan.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
     folder.write(TOKENIZER_NAME, state + b"\n")
