@@ -16,8 +16,10 @@ import zstandard
 from preparing import files_in, make, make_in_workers, small
 
 import tokenmill
+from tokenmill.cli import main
 from tokenmill.convert.reshard import reshard
 from tokenmill.errors import FolderError, StateError, UsageError
+from tokenmill.inspect.info import describe
 from tokenmill.inspect.where.where import where
 from tokenmill.preparation.sift import belongs_to_val
 
@@ -344,3 +346,37 @@ def test_a_damaged_document_table_of_the_dataset_is_refused(tmp_path: Path) -> N
     table.write_bytes(data)
     with pytest.raises(tokenmill.TokenmillError, match=r"shard_00000\.docs\.npy .* checksum"):
         make(tmp_path / "b.txt", tmp_path / "data", append=True)
+
+
+def test_commands_see_one_dataset(tmp_path: Path, grown: Path) -> None:
+    data = tokenmill.open(grown / "data")
+    tokenmill.export(grown / "data", tmp_path / "npy", to="npy", tokens_per_shard=3000)
+    exported = tokenmill.open(tmp_path / "npy")
+    assert {name: tokens[:].tolist() for name, tokens in exported.items()} == {
+        name: tokens[:].tolist() for name, tokens in data.items()
+    }
+    make([grown / f"{n}.txt" for n in range(3)], tmp_path / "once", val_fraction=VAL)
+    assert tokenmill.diff(grown / "data", tmp_path / "once", progress=False).is_same
+    last = data["train"].documents[-1]
+    row = (last.start - 1) // 20
+    explained = tokenmill.explain(
+        grown / "data", step=row, seq_len=20, batch_size=1, order="sequential"
+    )
+    sources = [one.document.source for one in explained.rows[0].documents]
+    assert last.source in sources
+    tokenmill.exclude(grown / "data", last.key, out=tmp_path / "list.jsonl")
+    reshard(grown / "data", tmp_path / "without", exclude=tmp_path / "list.jsonl")
+    left = read(tmp_path / "without")["train"]
+    assert left == read(grown / "data")["train"][:-1]
+    assert tokenmill.verify(tmp_path / "without") == []
+
+
+def test_info_lists_the_generations(grown: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = describe(grown / "data").generations
+    sizes = [tokenmill.open(grown / "data", generation=n) for n in (1, 2, 3)]
+    assert [one.tokens for one in found] == [sum(map(len, one.values())) for one in sizes]
+    assert [one.number for one in found] == [1, 2, 3]
+    assert main(["info", str(grown / "data"), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["generations"]
+    assert [one["documents"] for one in shown] == [one.documents for one in found]
+    assert describe(grown / "data").documents == found[-1].documents
