@@ -380,3 +380,18 @@ def test_info_lists_the_generations(grown: Path, capsys: pytest.CaptureFixture[s
     shown = json.loads(capsys.readouterr().out)["generations"]
     assert [one["documents"] for one in shown] == [one.documents for one in found]
     assert describe(grown / "data").documents == found[-1].documents
+
+
+def test_where_finds_the_records_of_a_file_that_was_added_twice(tmp_path: Path) -> None:
+    """A file that grows is added again and again: each line is in one generation."""
+    file = tmp_path / "a.txt"
+    file.write_text("one\ntwo\n")
+    make(file, tmp_path / "data", documents="line", val_fraction=0)
+    file.write_text("one\ntwo\nthree\n")
+    report = make(file, tmp_path / "data", append=True)
+    assert report.added_documents == 1
+    for line, start in ((1, 0), (2, 4), (3, 8)):
+        (found,) = where(tmp_path / "data", f"{file}:{line}").documents
+        assert (found.split, found.start) == ("train", start)
+    files = where(tmp_path / "data", str(file)).files
+    assert [one.documents for one in files] == [{"train": 2}, {"train": 1}]
