@@ -18,6 +18,7 @@ some tens of megabytes for shards of any size; `verify_split` has the details.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -185,13 +186,13 @@ def _check_names(manifest: Manifest, problems: Problems) -> None:
     seen.update(one.path for one in manifest.sources.parts)
     for name, split in manifest.splits.items():
         starts = [0, *(one.splits[name].shards for one in manifest.generations)]
-        ends = [*starts[1:], len(split.shards)]
+        ends = {*starts[1:], len(split.shards)}
         for number, shard in enumerate(split.shards):
             for path in (shard.path, shard.documents_path):
                 if path in seen:
                     problems.add(path, "is named more than once in the manifest")
                 seen.add(path)
-            first = max(start for start in starts if start <= number)
+            first = starts[bisect_right(starts, number) - 1]
             size, last = int(split.shards.tokens[first]), number + 1 in ends
             if shard.tokens > size or (shard.tokens < size and not last):
                 problems.add(

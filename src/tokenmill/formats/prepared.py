@@ -18,7 +18,7 @@ from tokenmill.store.compressed import CompressedShards
 from tokenmill.store.documents import Documents, DocumentTable
 from tokenmill.store.frames import Compression
 from tokenmill.store.manifest import Manifest, find_manifest
-from tokenmill.store.shards import FileShards, Shards, combine_checksums
+from tokenmill.store.shards import FileShards, Shards
 from tokenmill.store.tables import ShardTable
 from tokenmill.store.tokens import Earlier
 
@@ -85,16 +85,8 @@ def read_contents(folder: Path, manifest: Manifest) -> Contents:
         table = split.shards
         splits[name] = _make_shards(folder, table, dtype, manifest.compression)
         documents[name] = Documents(folder, table, manifest.sources, name)
-        sizes = [one.splits[name] for one in manifest.generations]
-        earlier[name] = tuple(
-            Earlier(
-                size.tokens,
-                combine_checksums(
-                    dtype, table.tokens[: size.shards], table.xxh3_128[: size.shards]
-                ),
-            )
-            for size in sizes
-        )
+        sizes = (one.splits[name] for one in manifest.generations)
+        earlier[name] = tuple(Earlier(size.tokens, size.shards, table, dtype) for size in sizes)
     return Contents(
         splits=splits,
         documents=documents,

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -33,21 +34,35 @@ from tokenmill.store.frame_rows import FrameRows, find_stored
 from tokenmill.store.gather import PIECE, Gatherer
 from tokenmill.store.range_reader import RangeReader
 from tokenmill.store.row_source import RowReader, RowSource
-from tokenmill.store.shards import ArrayShard, JoinedShards, Shards, are_files, find_object_folder
+from tokenmill.store.shards import (
+    ArrayShard,
+    JoinedShards,
+    Shards,
+    are_files,
+    combine_checksums,
+    find_object_folder,
+)
+from tokenmill.store.tables import ShardTable
 
 RUNS, RUN = 64, 256  # the fingerprint covers this many runs of this many tokens
 
 Integers = npt.NDArray[np.int64]
 
 
-class Earlier(NamedTuple):
-    """The tokens of a split in an earlier generation of its dataset: their number and checksum.
-
-    The checksum is that of `Shards.checksum`.
-    """
+@dataclass(frozen=True, eq=False)
+class Earlier:
+    """A split in an earlier generation of its dataset: its number of tokens, in the first shards."""
 
     tokens: int
-    checksum: str | None
+    shards: int
+    table: ShardTable  # of the whole split
+    dtype: np.dtype[Any]
+
+    @property
+    def checksum(self) -> str | None:
+        """The checksum of the tokens, as in `Shards.checksum`."""
+        table, end = self.table, self.shards
+        return combine_checksums(self.dtype, table.tokens[:end], table.xxh3_128[:end])
 
 
 class Tokens:
@@ -388,9 +403,9 @@ class Tokens:
 
         Reads no tokens: it compares lengths and the checksums in the manifest.
         """
-        for number, (tokens, checksum) in enumerate(self.earlier, 1):
-            fingerprint = str(identity).partition(":")[0]
-            if tokens == count and is_same_data(f"{fingerprint}:{checksum}", identity):
+        fingerprint = str(identity).partition(":")[0]
+        for number, one in enumerate(self.earlier, 1):
+            if one.tokens == count and is_same_data(f"{fingerprint}:{one.checksum}", identity):
                 return number
         return None
 
