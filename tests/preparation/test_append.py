@@ -395,3 +395,14 @@ def test_where_finds_the_records_of_a_file_that_was_added_twice(tmp_path: Path) 
         assert (found.split, found.start) == ("train", start)
     files = where(tmp_path / "data", str(file)).files
     assert [one.documents for one in files] == [{"train": 2}, {"train": 1}]
+
+
+def test_shards_of_an_abandoned_append_are_removed(tmp_path: Path) -> None:
+    """Another input, which adds nothing, is tried after a run that had written shards."""
+    write_texts(tmp_path / "a.txt", 1)
+    make(tmp_path / "a.txt", tmp_path / "data")
+    before = files_in(tmp_path / "data")
+    for name in ("shard_00001.bin", "shard_00001.docs.npy"):
+        (tmp_path / "data" / "train" / name).write_bytes(b"left")
+    assert make(tmp_path / "a.txt", tmp_path / "data", append=True).added_documents == 0
+    assert files_in(tmp_path / "data") == before

@@ -203,7 +203,7 @@ def run_plan(
         PreparationFolder(out, restart=restart, work=work, append=plan.base is not None) as folder,
     ):
         manifest = folder.finished(plan)
-        if manifest is not None and is_stale(plan, manifest):
+        if manifest is not None and plan.base is None and is_stale(plan, manifest):
             watcher.note(
                 f"{find_list(out)} has changed since the dataset was made, and a finished dataset is "
                 f"never changed. To apply the list: tokenmill reshard {out} --out NEW, or add "
@@ -230,10 +230,12 @@ def run_plan(
                 if not kept and (plan.base is None or _is_unusable(sifted)):
                     raise explain_nothing_kept(run, sifted)
                 shards = pack(run, sifted) if kept else {}
-            if kept or plan.base is None:
+            if kept:
                 manifest = write_manifest(run, sifted, shards)
             else:
+                assert plan.base is not None
                 manifest = plan.base.manifest
+                _remove_strays(folder.path, plan.base.shards)
                 watcher.note(_explain_nothing_added(sifted))
             added = None if plan.base is None else kept
             done_before, bytes_read = segments.done_before, segments.bytes_read
