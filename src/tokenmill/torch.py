@@ -285,7 +285,8 @@ class TokenBatches(IterableDataset[B]):
             )
         # Other workers may be a batch ahead of this worker.
         rows = (given + 1) * own["workers"] * own["global_batch"]
-        row = check_state({**state, "given": own["given"]}, own, cure=_CURE, after=rows)
+        cure = self._loader.rows.find_growth_cure(state) or _CURE
+        row = check_state({**state, "given": own["given"]}, own, cure=cure, after=rows)
         self._first, self._given, self._resumes = row, given, True
 
 

@@ -102,6 +102,13 @@ def make_listed_dataset(bench: Bench, folder: Path) -> None:
     write_list(folder / "data.exclude.jsonl", _documents(20, 3)[:6])
 
 
+def make_growing_dataset(bench: Bench, folder: Path) -> None:
+    """The dataset `data`, and a text to add to it: a few of its documents are in the dataset."""
+    make_dataset(bench, folder)
+    added = _documents(30, 8) + _documents(30, 1)[:5]
+    (folder / "more.txt").write_text(_EOT.join(added))
+
+
 def make_listed_texts(bench: Bench, folder: Path) -> None:
     """The folder `texts`, and a list of documents to exclude."""
     make_texts(bench, folder)
@@ -382,6 +389,12 @@ _ALL = [
         name="prepare-excluded",
         arguments=(*_PREPARE, *_SHARDS, "--workers", "2", "--exclude", "list.jsonl"),
         make_inputs=make_listed_texts,
+        set_up=use_small_parts,
+    ),
+    Scenario(
+        name="append",
+        arguments=("prepare", "more.txt", "--out", "data", "--append", "--workers", "1"),
+        make_inputs=make_growing_dataset,
         set_up=use_small_parts,
     ),
     Scenario(

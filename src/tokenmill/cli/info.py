@@ -48,6 +48,7 @@ def info(
         # ASCII: every terminal can show it, and it contains no control characters.
         values = {
             **asdict(found),
+            "generations": [asdict(one) for one in found.generations],
             "compression": msgspec.to_builtins(found.compression),
             "sources": [asdict(one) for one in found.sources],
             "cache": None if found.cache is None else _list_cache(found.cache),
@@ -119,6 +120,21 @@ def _show(found: Info) -> None:
             for one in found.splits
         ],
     )
+    if found.generations:
+        show_table(
+            "Generations",
+            ("", "tokens", "documents", "shards", "added files"),
+            [
+                (
+                    count(one.number),
+                    count(one.tokens),
+                    count(one.documents),
+                    count(one.shards),
+                    count(one.sources),
+                )
+                for one in found.generations
+            ],
+        )
     if found.tokenizer_fingerprint is not None:
         _show_origin(found)
 

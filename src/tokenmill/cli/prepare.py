@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from cyclopts import Group, Parameter
 
@@ -23,14 +23,6 @@ from tokenmill.cli.console import (
 from tokenmill.cli.flags import list_flags, name_flags
 from tokenmill.cli.opening import parse_path, parse_paths
 from tokenmill.errors import UsageError
-from tokenmill.preparation.folder import (
-    CONTAMINATED_NAME,
-    DROPPED_NAME,
-    EXCLUDED_NAME,
-    REJECTED_NAME,
-    REMOVED_NAME,
-    REPAIRED_NAME,
-)
 from tokenmill.preparation.plan import Plan, make_plan
 from tokenmill.preparation.prepare import Report
 from tokenmill.preparation.prepare import prepare as prepare_dataset
@@ -39,6 +31,14 @@ from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.sources.files import STANDARD_INPUT
 from tokenmill.sources.find import describe_passed_over
 from tokenmill.storage.folder import storage_for
+from tokenmill.storage.names import (
+    CONTAMINATED_NAME,
+    DROPPED_NAME,
+    EXCLUDED_NAME,
+    REJECTED_NAME,
+    REMOVED_NAME,
+    REPAIRED_NAME,
+)
 from tokenmill.store.manifest import DOCUMENT_DTYPE
 from tokenmill.tokenizers import load_tokenizer
 from tokenmill.wording import count, counted, duration, one_line, size
@@ -48,6 +48,30 @@ _WORK = Group("How the work is done", sort_key=2)
 _FAULTS = 20  # maximum number of faults listed
 _EXAMPLE = 40  # characters of the text of an example
 _LANGUAGES = 10  # maximum number of languages listed
+_LISTS = (
+    ("Excluded documents are listed in", EXCLUDED_NAME),
+    ("Near duplicates are listed in", REMOVED_NAME),
+    ("Evaluation texts that were found are listed in", CONTAMINATED_NAME),
+    ("Examples of filtered documents are in", DROPPED_NAME),
+    ("Rejected records are listed in", REJECTED_NAME),
+)
+
+
+class _GivenSettings(PrepareSettings):
+    __doc__ = PrepareSettings.__doc__
+
+    weight: Annotated[tuple[str, ...], Parameter(negative="")]
+
+    def __new__(cls, **given: Any) -> Self:
+        made = super().__new__(cls)
+        made.__dict__["_given"] = given
+        return made
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Only the settings that were given, by name."""
+        given: dict[str, Any] = self.__dict__["_given"]
+        return given
 
 
 def prepare(
@@ -55,10 +79,11 @@ def prepare(
         str, Parameter(name="INPUT", required=True, json_list=False, allow_leading_hyphen=True)
     ],
     out: Annotated[Path | None, Parameter(group=_WORK, converter=parse_path)] = None,
-    tokenizer: Annotated[str, Parameter(group=_CONTENT)] = "gpt2",
+    append: Annotated[bool, Parameter(negative="", group=_WORK)] = False,
+    tokenizer: Annotated[str | None, Parameter(group=_CONTENT)] = None,
     scheme: Annotated[str | None, Parameter(group=_CONTENT)] = None,
     settings: Annotated[
-        PrepareSettings | None, Parameter(name="*", group=_CONTENT, negative_iterable="")
+        _GivenSettings | None, Parameter(name="*", group=_CONTENT, negative_iterable="")
     ] = None,
     exclude: Annotated[
         tuple[Path, ...] | None,
@@ -95,9 +120,13 @@ def prepare(
     out
         Folder for the dataset. Must be new or empty, unless you are resuming. Required, except
         with --dry-run.
+    append
+        Add documents to the finished dataset in the --out folder, with its settings. Documents that
+        it has already are dropped. To read it as it was before, pass generation=1 to
+        tokenmill.open; runs that train on it continue with their rows.
     tokenizer
-        Tokenizer: gpt2, bytes, a tokenizer.json, .tiktoken or .model file, or organisation/name on
-        the Hugging Face Hub.
+        Tokenizer: gpt2 (the default), bytes, a tokenizer.json, .tiktoken or .model file, or
+        organisation/name on the Hugging Face Hub.
     scheme
         Rule for splitting text into words before tokenization, such as cl100k. Needed only for a
         .tiktoken file, unless the file has a published name such as cl100k_base.tiktoken.
@@ -127,14 +156,17 @@ def prepare(
     if out is None and not dry_run:
         raise UsageError("Name the folder for the dataset: --out DIR.")
     folder = out or Path("dataset")
-    chosen = (settings or PrepareSettings()).to_json()
+    chosen = settings.given if settings else {}
     limit = parse_size(memory) if memory else None
-    loaded = load_tokenizer(tokenizer, scheme=scheme)
+    loaded = None
+    if tokenizer is not None or scheme is not None or not append:
+        loaded = load_tokenizer(tokenizer or "gpt2", scheme=scheme)
     if dry_run:
         plan = make_plan(
             inputs,
             folder,
             tokenizer=loaded,
+            append=append,
             workers=workers,
             memory=limit,
             exclude=exclude,
@@ -147,6 +179,7 @@ def prepare(
         inputs,
         folder,
         tokenizer=loaded,
+        append=append,
         exclude=exclude,
         decontaminate=decontaminate,
         workers=workers,
@@ -185,7 +218,14 @@ def show_report(report: Report, seconds: float) -> None:
     here = typed(report.path)
     manifest, ledger = report.manifest, report.manifest.ledger
     if report.was_finished:
-        show(f"{report.path} is already finished; nothing was changed.")
+        show(
+            f"{report.path} is already finished; nothing was changed."
+            if report.added_documents is None
+            else f"{report.path} has this input already; nothing was changed."
+        )
+    elif report.added_documents:
+        added = counted(report.added_documents, "document")
+        show(f"Added {added}: {report.path} is now generation {manifest.generation}.")
     width = 2 if manifest.dtype == "uint16" else 4
     show_table(
         None,
@@ -220,17 +260,11 @@ def show_report(report: Report, seconds: float) -> None:
         _show_repairs(report)
     for entry in ledger["set_aside"]:
         show(f"Skipped: {one_line(entry['source'])}: {one_line(name_flags(entry['reason']))}.")
-    if (report.path / EXCLUDED_NAME).exists():
-        show(f"Excluded documents are listed in {report.path / EXCLUDED_NAME}.")
-    if (report.path / REMOVED_NAME).exists():
-        show(f"Near duplicates are listed in {report.path / REMOVED_NAME}.")
-    if (report.path / CONTAMINATED_NAME).exists():
-        show(f"Evaluation texts that were found are listed in {report.path / CONTAMINATED_NAME}.")
+    for what, name in _LISTS:
+        for file in manifest.list_files(name):
+            if (report.path / file).exists():
+                show(f"{what} {report.path / file}.")
     _show_unfound(ledger.get("evaluation", {}))
-    if (report.path / DROPPED_NAME).exists():
-        show(f"Examples of filtered documents are in {report.path / DROPPED_NAME}.")
-    if (report.path / REJECTED_NAME).exists():
-        show(f"Rejected records are listed in {report.path / REJECTED_NAME}.")
     per_token = ledger["characters"] / max(1, ledger["tokens"])
     rate = report.bytes_read / max(1e-9, seconds)
     totals = f"{per_token:.2f} characters a token; {size(_disk(report))} on disk"
@@ -263,11 +297,12 @@ def _show_unfound(evaluation: dict[str, int]) -> None:
 def _show_repairs(report: Report) -> None:
     ledger = report.manifest.ledger
     repaired = counted(ledger["repaired_documents"], "document")
-    listed = report.path / REPAIRED_NAME
-    see = f": see {listed}" if listed.exists() else ""
+    files = [report.path / name for name in report.manifest.list_files(REPAIRED_NAME)]
+    listed = ", ".join(str(file) for file in files if file.exists())
+    see = f": see {listed}" if listed else ""
     show(f"Repaired: {repaired} had invalid UTF-8{see}.")
-    files = ledger.get("other_encodings", {"files": 0, "examples": []})
-    for entry in files["examples"]:
+    others = ledger.get("other_encodings", {"files": 0, "examples": []})
+    for entry in others["examples"]:
         share = entry["replaced_bytes"] / max(1, entry["bytes"])
         guess = entry["encoding"]
         cure = (
@@ -275,9 +310,9 @@ def _show_repairs(report: Report) -> None:
         )
         cure += f", or pass --encoding {guess} if all files are" if guess else ""
         show(f"Not UTF-8: {one_line(entry['source'])}: {share:.1%} of its text was replaced{cure}.")
-    if files["files"] > len(files["examples"]):
+    if others["files"] > len(others["examples"]):
         show(
-            f"… and {count(files['files'] - len(files['examples']))} more files that are not UTF-8."
+            f"… and {count(others['files'] - len(others['examples']))} more files that are not UTF-8."
         )
 
 

@@ -10,9 +10,9 @@ from cyclopts import Parameter
 
 from tokenmill.cli.console import Display, parse_size, report_stopped, show
 from tokenmill.errors import UsageError
-from tokenmill.preparation.folder import REPAIRED_NAME
 from tokenmill.preparation.pretokenize import npy_path
 from tokenmill.preparation.pretokenize import pretokenize as pretokenize_file
+from tokenmill.storage.names import REPAIRED_NAME
 from tokenmill.tokenizers import load_tokenizer
 from tokenmill.wording import count, counted, duration, size
 

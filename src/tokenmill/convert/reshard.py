@@ -2,14 +2,14 @@
 some documents.
 
 The result has the bytes that `prepare` would write with the new settings: the same tokens,
-documents, keys and origins. Batches do not change, unless documents are left out. The checksums of
+documents, keys and origins. The copy of a dataset that has grown has one generation. Batches do not change, unless documents are left out. The checksums of
 the source are verified first.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
@@ -33,11 +33,10 @@ from tokenmill.dataset.opening import Dataset, open
 from tokenmill.errors import UsageError
 from tokenmill.formats.prepared import open_fields
 from tokenmill.preparation.exclusion import Exclude, choose_lists
-from tokenmill.preparation.folder import EXCLUDED_NAME, REPORT_NAMES
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import AtomicFile
-from tokenmill.storage.names import TOKENIZER_NAME
+from tokenmill.storage.names import EXCLUDED_NAME, REPORT_NAMES, TOKENIZER_NAME
 from tokenmill.storage.object_path import as_path
 from tokenmill.storage.output import OutputFolder
 from tokenmill.storage.reading import DamagedFileError, open_inside, read_inside
@@ -45,6 +44,7 @@ from tokenmill.store.documents import read_table_header, sums
 from tokenmill.store.fields import DOCUMENTS_PER_FRAME, FieldsWriter, KeptFields, find_library
 from tokenmill.store.frames import Compress, choose_compression, describe_compression
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest, Split
+from tokenmill.store.tables import SourceTable
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers.limits import MOST_BYTES
 
@@ -156,7 +156,7 @@ def _write(
     _compare_ids(manifest, made)
     for name in REPORT_NAMES:
         more = left_out.report if left_out is not None and name == EXCLUDED_NAME else None
-        _copy(dataset.path, folder.path, name, more)
+        _copy(dataset.path, manifest.list_files(name), folder.path / name, more)
     state = read_inside(dataset.path, TOKENIZER_NAME, MOST_BYTES)
     write_manifest(folder.path, made, state)
     return made
@@ -176,7 +176,10 @@ def _change_settings(
     compression = choose_compression(compress)
     settings = {key: value for key, value in manifest.settings.items() if key != "compress"}
     settings |= {"tokens_per_shard": tokens_per_shard, **describe_compression(compression)}
-    return replace(manifest, settings=settings, compression=compression)
+    one = replace(manifest, settings=settings, compression=compression, generations=())
+    if manifest.generations:  # the copy has one generation, and one list of sources
+        one = replace(one, sources=SourceTable.of(manifest.sources))
+    return one
 
 
 def _compare_ids(source: Manifest, made: Manifest) -> None:
@@ -194,17 +197,17 @@ def _compare_ids(source: Manifest, made: Manifest) -> None:
                     raise DamagedFileError(path, "does not have the ids of its source")
 
 
-def _copy(source: Path, target: Path, name: str, more: BinaryIO | None) -> None:
-    """Copy a report, if there is one, and append more to it."""
-    is_there = (source / name).is_file()
-    if is_there or more is not None:
-        with AtomicFile(target / name) as copy:
-            if is_there:
+def _copy(source: Path, names: Sequence[str], target: Path, more: BinaryIO | None) -> None:
+    """Join the reports of all generations, those that there are, and append more to them."""
+    there = [name for name in names if (source / name).is_file()]
+    if there or more is not None:
+        with AtomicFile(target) as copy:
+            for name in there:
                 with open_inside(source, name) as file:
                     _append(file, copy)
             if more is not None:
                 _append(more, copy)
-            if is_there or copy.size:
+            if there or copy.size:
                 copy.finish()
 
 

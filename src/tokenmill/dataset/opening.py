@@ -31,6 +31,7 @@ from tokenmill.errors import (
 )
 from tokenmill.formats.base import Contents, OpenRequest, parse_dtype
 from tokenmill.formats.file_documents import PartOfDocuments
+from tokenmill.formats.prepared import read_contents
 from tokenmill.html import ROWS, render
 from tokenmill.storage.cache import PieceCache, open_cache, open_default_cache
 from tokenmill.storage.names import TOKENIZER_NAME
@@ -38,6 +39,7 @@ from tokenmill.storage.reading import CURE, is_mappable, read_inside
 from tokenmill.store.manifest import Manifest
 from tokenmill.store.shards import cut
 from tokenmill.store.tokens import Tokens
+from tokenmill.wording import counted
 
 if TYPE_CHECKING:
     from tokenmill.tokenizers import Tokenizer
@@ -172,6 +174,7 @@ class Dataset(Mapping[str, Tokens]):
                 documents=self.contents.documents.get(split),
                 eot_id=self.eot_id,
                 eot=self.contents.eot,
+                earlier=self.contents.earlier.get(split, ()),
             )
             if self._is_cached and tokens.is_cacheable:
                 self._cache = open_default_cache()
@@ -228,6 +231,7 @@ def open(
     eot_id: int | None = None,
     vocab_size: int | None = None,
     column: str | None = None,
+    generation: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_bytes: int | None = None,
 ) -> Dataset:
@@ -259,6 +263,9 @@ tokenmill prepare TEXTS --out no/such/folder
         One more than the largest possible id. By default, it comes from the tokenizer or the data.
     column
         The column with the tokens, in formats with several columns.
+    generation
+        For a dataset that has grown (`prepare` with `append`): which state to open, counted from 1.
+        By default, the newest.
     cache_dir, cache_bytes
         Tokens in an object store are read through a cache on disk. If you pass `cache_dir` or
         `cache_bytes`, tokens in local files are too. `cache_dir` is the folder of the cache, by
@@ -278,6 +285,8 @@ tokenmill prepare TEXTS --out no/such/folder
         column=column,
     )
     name, contents, found = read_paths(request, paths)
+    if generation is not None:
+        contents = _choose_generation(found, contents, generation)
     contents = _drop_empty(found, contents)
     if tokenizer is not None:
         from tokenmill.tokenizers import load_tokenizer
@@ -391,7 +400,22 @@ def _hold_out(path: Path, contents: Contents, val_fraction: float | None) -> Con
         for whole in contents.documents.values()
         for split, start, stop in (("train", 0, place), ("val", place, total))
     }
-    return replace(contents, splits={"train": train, "val": val}, documents=documents)
+    return replace(contents, splits={"train": train, "val": val}, documents=documents, earlier={})
+
+
+def _choose_generation(path: Path, contents: Contents, generation: int) -> Contents:
+    """Return the contents of a dataset as they were before it grew beyond `generation`."""
+    manifest = contents.manifest
+    if manifest is None:
+        raise UsageError(
+            f"`generation` is for prepared datasets, and {path} is not one. Omit `generation`."
+        )
+    if not 1 <= generation <= manifest.generation:
+        raise UsageError(
+            f"`generation` is {generation}, but {path} has {counted(manifest.generation, 'generation')}, "
+            "counted from 1."
+        )
+    return read_contents(path.absolute(), manifest.at(generation))
 
 
 def _first(*values: int | None) -> int | None:

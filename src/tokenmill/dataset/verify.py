@@ -18,6 +18,7 @@ some tens of megabytes for shards of any size; `verify_split` has the details.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -36,19 +37,16 @@ from tokenmill.formats.prepared import Prepared, open_fields
 from tokenmill.progress import Watcher, watching
 from tokenmill.storage.files import hash_file
 from tokenmill.storage.listing import walk_files
-from tokenmill.storage.names import MANIFEST_NAME, TOKENIZER_NAME, WORK_NAME
+from tokenmill.storage.names import (
+    MANIFEST_NAME,
+    REPORT_NAMES,
+    TOKENIZER_NAME,
+    WORK_NAME,
+)
 from tokenmill.storage.reading import FOREIGN_CURE, DamagedFileError, check_size, open_inside
 from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
 from tokenmill.store.shards import Shards
 
-REPORT_NAMES = (
-    "rejected.jsonl",
-    "repaired.jsonl",
-    "excluded.jsonl",
-    "dropped.jsonl",
-    "removed.jsonl.zst",
-    "contaminated.jsonl",
-)
 MOST_NOTES = 20
 
 
@@ -121,7 +119,7 @@ def _examine_prepared(folder: Path, watcher: Watcher, limits: Limits) -> Finding
     to_read = tokens * itemsize + documents * DOCUMENT_DTYPE.itemsize
     watcher.begin("checking", to_read)
     known = _list_known_files(manifest)
-    _check_links(folder, known, problems)
+    _check_links(folder, known - _list_reports(manifest), problems)
     _check_names(manifest, problems)
     _check_ledger(manifest, problems)
     _check_tokenizer(folder, manifest, problems)
@@ -148,9 +146,15 @@ def _relative(path: Path, folder: Path) -> str:
     return path.relative_to(folder).as_posix().encode("utf-8", "backslashreplace").decode()
 
 
+def _list_reports(manifest: Manifest) -> set[str]:
+    """Return the names of the reports of all generations."""
+    return {file for name in REPORT_NAMES for file in manifest.list_files(name)}
+
+
 def _list_known_files(manifest: Manifest) -> set[str]:
     """Return the paths of all files that belong to a dataset, relative to its folder."""
-    known = {MANIFEST_NAME, TOKENIZER_NAME, *REPORT_NAMES, manifest.sources.path}
+    known = {MANIFEST_NAME, TOKENIZER_NAME, *_list_reports(manifest)}
+    known.update(one.path for one in manifest.sources.parts)
     for split in manifest.splits.values():
         for shard in split.shards:
             known.update((Path(shard.path).as_posix(), Path(shard.documents_path).as_posix()))
@@ -188,7 +192,7 @@ def _check_fields(folder: Path, manifest: Manifest, split: str, problems: Proble
 
 def _check_links(folder: Path, known: set[str], problems: Problems) -> None:
     root = folder.resolve()
-    opened = known - {MANIFEST_NAME, *REPORT_NAMES}  # a link is checked when the file is opened
+    opened = known - {MANIFEST_NAME}  # a link is checked when the file is opened
     for path in walk_files(folder, WORK_NAME):
         if not path.is_symlink() or _relative(path, folder) in opened:
             continue
@@ -205,27 +209,34 @@ def _check_links(folder: Path, known: set[str], problems: Problems) -> None:
 
 
 def _check_names(manifest: Manifest, problems: Problems) -> None:
-    """Check that the manifest names no file twice, and that all shards of a split are equally long.
+    """Check that the manifest names no file twice, and that the shards of a split are equally long.
 
-    Only the last shard may be shorter.
+    Only the last shard that a generation added may be shorter.
     """
-    seen = {MANIFEST_NAME, TOKENIZER_NAME, *REPORT_NAMES, manifest.sources.path}
+    seen = {MANIFEST_NAME, TOKENIZER_NAME, *_list_reports(manifest)}
+    seen.update(one.path for one in manifest.sources.parts)
     for path in _list_fields(manifest):
         if path in seen:
             problems.add(path, "is named more than once in the manifest")
         seen.add(path)
     for name, split in manifest.splits.items():
+        starts = [0, *(one.splits[name].shards for one in manifest.generations)]
+        ends = {*starts[1:], len(split.shards)}
         for number, shard in enumerate(split.shards):
             for path in (shard.path, shard.documents_path):
                 if path in seen:
                     problems.add(path, "is named more than once in the manifest")
                 seen.add(path)
-            size, last = split.shards[0].tokens, number == len(split.shards) - 1
+            first = starts[bisect_right(starts, number) - 1]
+            size, last = int(split.shards.tokens[first]), number + 1 in ends
             if shard.tokens > size or (shard.tokens < size and not last):
                 problems.add(
                     shard.path,
                     f"has {shard.tokens:,} tokens, but the first shard of {name!r} has {size:,}; "
-                    "only the last shard may have fewer",
+                    "only the last shard may have fewer"
+                    if not first
+                    else f"has {shard.tokens:,} tokens, but shard {first:,} of {name!r}, the first of "
+                    f"its generation, has {size:,}; only the last one may have fewer",
                 )
 
 

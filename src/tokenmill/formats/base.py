@@ -29,6 +29,7 @@ from tokenmill.storage.reading import open_foreign
 from tokenmill.store.documents import DocumentTable
 from tokenmill.store.manifest import Manifest
 from tokenmill.store.shards import Shards
+from tokenmill.store.tokens import Earlier
 
 DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 HEAD = 1024
@@ -139,6 +140,9 @@ class Contents:
         The name of the tokenizer that made the ids.
     manifest
         The manifest of a prepared dataset.
+    earlier
+        What identifies the tokens of each split in the earlier generations of a dataset that has
+        grown.
     shard_of
         If the path is a shard of a prepared dataset: the folder of that dataset.
     """
@@ -150,6 +154,7 @@ class Contents:
     vocab_size: int | None = None
     tokenizer: str | None = None
     manifest: Manifest | None = None
+    earlier: Mapping[str, tuple[Earlier, ...]] = field(default_factory=dict)
     shard_of: Path | None = None
 
 

@@ -21,6 +21,7 @@ from tokenmill.store.frames import Compression
 from tokenmill.store.manifest import Manifest, find_manifest
 from tokenmill.store.shards import FileShards, Shards
 from tokenmill.store.tables import ShardTable
+from tokenmill.store.tokens import Earlier
 
 
 class Prepared(Format):
@@ -89,11 +90,14 @@ def read_contents(folder: Path, manifest: Manifest) -> Contents:
     dtype = np.dtype(manifest.dtype).newbyteorder("<")
     splits: dict[str, Shards] = {}
     documents: dict[str, DocumentTable] = {}
+    earlier: dict[str, tuple[Earlier, ...]] = {}
     for name, split in manifest.splits.items():
         table = split.shards
         splits[name] = _make_shards(folder, table, dtype, manifest.compression)
         fields = open_fields(folder, manifest, name)
         documents[name] = Documents(folder, table, manifest.sources, name, fields)
+        sizes = (one.splits[name] for one in manifest.generations)
+        earlier[name] = tuple(Earlier(size.tokens, size.shards, table, dtype) for size in sizes)
     return Contents(
         splits=splits,
         documents=documents,
@@ -101,4 +105,5 @@ def read_contents(folder: Path, manifest: Manifest) -> Contents:
         eot=manifest.eot,
         vocab_size=manifest.vocab_size,
         manifest=manifest,
+        earlier=earlier,
     )

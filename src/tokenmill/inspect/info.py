@@ -54,6 +54,20 @@ class SetAside:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GenerationInfo:
+    """How much a dataset had in one of its generations.
+
+    `sources` is the number of input files that this generation added.
+    """
+
+    number: int
+    tokens: int
+    documents: int
+    shards: int
+    sources: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Info:
     """Facts about a dataset and its origin. Unknown facts are None.
 
@@ -85,6 +99,7 @@ class Info:
     set_aside: tuple[SetAside, ...] = ()
     compression: Compression | None = None
     cache: CacheReport | None = None
+    generations: tuple[GenerationInfo, ...] = ()  # of a dataset that has grown
     settings: Mapping[str, Any] = field(default_factory=dict)
     sources: SourceTable = field(default_factory=lambda: SourceTable.of(()))
 
@@ -188,8 +203,28 @@ def _add_origin(found: Info, manifest: Manifest) -> Info:
             if isinstance(entry, dict)
         ),
         compression=manifest.compression,
+        generations=_list_generations(manifest),
         settings=manifest.settings,
         sources=manifest.sources,
+    )
+
+
+def _list_generations(manifest: Manifest) -> tuple[GenerationInfo, ...]:
+    """Return all generations of a dataset that has grown, the newest last."""
+    if not manifest.generations:
+        return ()
+    states = (*manifest.generations, manifest.as_earlier())
+    return tuple(
+        GenerationInfo(
+            number=number,
+            tokens=sum(size.tokens for size in state.splits.values()),
+            documents=sum(size.documents for size in state.splits.values()),
+            shards=sum(size.shards for size in state.splits.values()),
+            sources=len(sources),
+        )
+        for number, (state, sources) in enumerate(
+            zip(states, manifest.sources.parts, strict=True), 1
+        )
     )
 
 

@@ -40,6 +40,7 @@ from tokenmill.tokenizers import Tokenizer
 from tokenmill.training.config import Config
 from tokenmill.training.data import IN_MEMORY_VAL, open_data
 from tokenmill.training.run_folder import CHECKPOINTS_NAME, CONFIG_NAME, DATA_NAME
+from tokenmill.training.run_generations import open_saved
 from tokenmill.training.run_reading import DataOrigin, RowIdentity, read_run_data
 from tokenmill.wording import brief, one_line
 
@@ -179,7 +180,13 @@ def _open_data(
     datasets: dict[str, Dataset] = {}
     for one in named:
         try:
-            datasets |= _hold_out([one], whole, options, origin.val_fraction)
+            whole[one.name], datasets[one.name] = open_saved(
+                one.path,
+                rows.sources[one.name],
+                val_fraction=origin.val_fraction,
+                keeps_val=bool(one.name),
+                **options,
+            )
         except UsageError:  # about `val_fraction`, which is the run's
             found = f"a part of it cannot be held out (val_fraction {origin.val_fraction:g}), as the run does"
             dataset = whole[one.name]

@@ -273,7 +273,8 @@ class Loader(Generic[B]):
         differences, as in `force=["seed"]`, or pass `force=True`.
         """
         self.rows.learn_identity(state)
-        self._move(check_state(state, self.state_dict(), force=force))
+        cure = self.rows.find_growth_cure(state)
+        self._move(check_state(state, self.state_dict(), force=force, cure=cure))
 
     def close(self) -> None:
         """Stop the threads that read ahead; the next batch starts new threads."""

@@ -282,13 +282,37 @@ class RunRows:
             for name, tokens in zip(self.names, self.tokens, strict=True):
                 tokens.learn_fingerprint(state["sources"][name]["fingerprint"])
 
+    def find_growth_cure(self, state: Mapping[str, Any]) -> str | None:
+        """Return what to do if a state is of an earlier generation of the data; None if it is not."""
+        found: dict[str, int] = {}
+        with suppress(AttributeError, LookupError, TypeError):  # `check_state` names what is wrong
+            for name, tokens in zip(self.names, self.tokens, strict=True):
+                there = state["sources"][name]
+                number = tokens.find_generation(there["tokens"], there["fingerprint"])
+                if number is not None and there["tokens"] != len(tokens):
+                    found[name] = number
+        if not found:
+            return None
+        cures = " and ".join(
+            f"tokenmill.open({f'PATH of {name}' if name else 'path'}, generation={number})"
+            for name, number in found.items()
+        )
+        return (
+            "The dataset has grown since the state was saved. To resume with the rows of that run, open "
+            f"the data with {cures}."
+        )
+
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Everything that decides which tokens row n holds, as values for JSON."""
         identity: dict[str, Any] = {
             **self.settings.identity,
             "sources": {
-                name: {"tokens": len(tokens), "fingerprint": tokens.identity}
+                name: {
+                    "tokens": len(tokens),
+                    "fingerprint": tokens.identity,
+                    **({"generation": tokens.generation} if tokens.earlier else {}),
+                }
                 for name, tokens in zip(self.names, self.tokens, strict=True)
             },
         }

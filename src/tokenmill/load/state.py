@@ -4,7 +4,8 @@ A state belongs to a run if all rows before the state's row are the same as in t
 the state. Settings that only affect later rows may differ: weights that change at a later row, and
 sources whose weight was 0 so far. The check compares a few values. To compare the data, it compares
 the checksums in the manifest. Without a manifest, or if the data was divided into shards of another
-length, it compares fingerprints, which are hashes of a sample of the tokens.
+length, it compares fingerprints, which are hashes of a sample of the tokens. A state of an earlier
+generation of a dataset belongs to other data, because the dataset has grown.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def check_state(
     row = _read_row(state, own)
     ignored = {"version", "row"}
     wanted, there = (
-        {key: value for key, value in one.items() if key not in ignored} for one in (own, state)
+        _without_generations({key: value for key, value in one.items() if key not in ignored})
+        for one in (own, state)
     )
     accepted = _find_accepted(force, {**wanted, **there})
     reached = row + after
@@ -119,6 +121,23 @@ def _find_accepted(force: bool | Collection[str], known: Mapping[str, Any]) -> C
                 f"{', '.join(known)}."
             )
     return accepted
+
+
+def _without_generations(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state without the generations of its sources: their fingerprints decide.
+
+    The same tokens may be another generation in another copy of the dataset.
+    """
+    sources = state.get("sources")
+    if not isinstance(sources, Mapping):
+        return state
+    kept = {
+        name: {key: value for key, value in one.items() if key != "generation"}
+        if isinstance(one, Mapping)
+        else one
+        for name, one in sources.items()
+    }
+    return {**state, "sources": kept}
 
 
 def _forget_future(state: Mapping[str, Any], row: int) -> Mapping[str, Any]:

@@ -20,10 +20,11 @@ import numpy as np
 
 from tokenmill.errors import FolderError, InputError
 from tokenmill.preparation.bundles import Bundles, Run, complete_bundles, skipped_in
+from tokenmill.preparation.earlier_keys import plan_earlier_keys
 from tokenmill.preparation.engine import Worker
 from tokenmill.preparation.examples import ChooseExamples, Example, Examples, list_examples
 from tokenmill.preparation.findings import list_findings
-from tokenmill.preparation.judges import name_reasons
+from tokenmill.preparation.judges import Verdict, name_reasons
 from tokenmill.preparation.key_files import KeyLayout, KeyWriter, PartMarks
 from tokenmill.preparation.ledger import sum_up
 from tokenmill.preparation.near import NearDuplicates, find_near
@@ -36,6 +37,7 @@ from tokenmill.preparation.reports import (
     describe_files,
     sum_repairs,
 )
+from tokenmill.preparation.sampling import is_sampled
 from tokenmill.preparation.segment import (
     RECORD,
     Bundle,
@@ -47,11 +49,13 @@ from tokenmill.preparation.segment import (
     has_key,
     read_document_records,
 )
-from tokenmill.preparation.sift import DROPPED, SPLITS, SiftSegment, fate_of
+from tokenmill.preparation.settings import SPLITS
+from tokenmill.preparation.sift import DROPPED, SiftSegment, fate_of
 from tokenmill.preparation.spanning import Whole, find_spanning, plan_hashing
 from tokenmill.storage.decoding import load_json
 from tokenmill.storage.files import write_file
 from tokenmill.storage.receipts import encode_receipt
+from tokenmill.store.manifest import DOCUMENT_DTYPE
 
 _KEY = 16  # bytes
 
@@ -62,34 +66,32 @@ def mark_lines(run: Run, scans: Bundles) -> list[PartMarks]:
     `scans` has the keys (hashes) of the lines. A mark says whether a key is a repeat. Returns where
     the marks of each part are stored.
     """
-    counts = [receipt["facts"]["lines"] for receipt in scans.receipts]
-    marks, _ = _mark(run, "finding repeated lines", "lines", scans.receipts, counts, [])
+    files = [(f"{one['name']}.lines", one["facts"]["lines"]) for one in scans.receipts]
+    marks, _ = _mark(run, "finding repeated lines", scans.receipts, files, [])
     return marks
 
 
 def _mark(
     run: Run,
     stage: str,
-    file: str,
     receipts: Sequence[Receipt],
-    counts: Sequence[int],
+    own: Sequence[tuple[str, int]],
     spanning: Sequence[Whole],
     *,
+    earlier: Sequence[tuple[str, int]] = (),
     repeats: bool = True,
     listed: Sequence[ListedKeys] = (),
 ) -> tuple[list[PartMarks], list[Whole]]:
     """Mark keys (hashes), in all parts and all spanning documents.
 
-    With `repeats`, marks those that repeat an earlier key. Also marks those that are `listed`, which
+    `own` are the key files of the parts, and `earlier` those of the documents that the dataset has
+    already: the name of each file and its number of keys. With `repeats`, marks those that repeat an earlier key. Also marks those that are `listed`, which
     has the listed keys of each partition, or is empty. A spanning document is one that spans parts.
     Returns where the marks of each part are, and the spanning documents with their marks.
     """
     folder, layout = run.folder, run.plan.keys
-    files = [
-        (f"{receipt['name']}.{file}", count)
-        for receipt, count in zip(receipts, counts, strict=True)
-    ]
-    keys = [(one.first_part, *one.key) for one in spanning if one.has_key]
+    files, before = [*earlier, *own], len(earlier)
+    keys = [(before + one.first_part, *one.key) for one in spanning if one.has_key]
     content = encode_receipt(KeyFiles(files, keys))
     names = [stage, fingerprint(receipts), content.decode(), str(layout)]
     context = hash_names(*names, *(one.path.name for one in listed[:1]))
@@ -109,7 +111,7 @@ def _mark(
         )
         for partition in range(layout.partitions)
     ]
-    total = _KEY * (sum(counts) + len(keys))
+    total = _KEY * (sum(count for _, count in files) + len(keys))
     made = complete_bundles(run, stage, MarkReceipt, tasks, total)
     found = dict(entry for receipt in made for entry in receipt["facts"]["spanning"])
     marks, first_run = [], 0
@@ -125,7 +127,8 @@ def _mark(
             )
         )
         first_run += layout.count_runs(count)
-    return marks, [replace(one, mark=found.get(one.first_part, 0)) for one in spanning]
+    marked = [replace(one, mark=found.get(before + one.first_part, 0)) for one in spanning]
+    return marks[before:], marked
 
 
 def _save_listed(run: Run) -> list[ListedKeys]:
@@ -180,6 +183,21 @@ def _collect_keys(run: Run, segments: Bundles) -> list[Receipt]:
     return complete_bundles(run, "collecting keys", KeyReceipt, tasks, total)
 
 
+def _collect_earlier_keys(run: Run) -> list[tuple[str, int]]:
+    """Write the keys of the dataset that the run adds to. Returns the files and their numbers of keys."""
+    base = run.plan.base
+    if base is None:
+        return []
+    tasks = plan_earlier_keys(
+        base, run.folder.path, run.folder.segments, run.plan.keys, run.plan.limits.records
+    )
+    if not tasks:
+        return []
+    total = DOCUMENT_DTYPE.itemsize * sum(shard.documents for shard in base.shards)
+    receipts = complete_bundles(run, "reading the dataset's documents", KeyReceipt, tasks, total)
+    return [(f"{one['name']}.keys", one["facts"]["keys"]) for one in receipts]
+
+
 def sift(run: Run, segments: Bundles) -> Sifted:
     """Decide which documents to keep and in which split.
 
@@ -192,9 +210,17 @@ def sift(run: Run, segments: Bundles) -> Sifted:
     if repeats or listed:
         with_keys = receipts if repeats else _collect_keys(run, segments)
         stage = f"finding {'repeated' if repeats else 'excluded'} documents"
-        counts = [receipt["facts"]["keys"] for receipt in with_keys]
+        own = [(f"{one['name']}.keys", one["facts"]["keys"]) for one in with_keys]
+        earlier = _collect_earlier_keys(run) if repeats else []
         marks, spanning = _mark(
-            run, stage, "keys", with_keys, counts, spanning, repeats=repeats, listed=listed
+            run,
+            stage,
+            with_keys,
+            own,
+            spanning,
+            earlier=earlier,
+            repeats=repeats,
+            listed=listed,
         )
     near = None
     if plan.settings.dedup == "near":
@@ -316,7 +342,17 @@ def _hash_spanning(run: Run, segments: Bundles) -> list[Whole]:
         texts = sum(fragment.text for one in found for _, fragment in one.fragments)
         run.watcher.begin("joining documents", texts)
     results = dict(run.engine.run(tasks, run.watcher.advance))
-    return [one for number in range(len(tasks)) for one in results[number]]
+    hashed = [one for number in range(len(tasks)) for one in results[number]]
+    plan, rates = run.plan, run.plan.rates
+    if rates is None or not hashed:
+        return hashed
+    keys = np.array([one.key for one in hashed], np.uint64)
+    own = np.array([rates[plan.parts[one.first_part].ranges[-1].source] for one in hashed])
+    chosen = is_sampled(keys, own).tolist()
+    return [
+        one if here else replace(one, is_sampled=False, verdict=Verdict(), beginning="")
+        for one, here in zip(hashed, chosen, strict=True)
+    ]
 
 
 def _plan_sifting(
@@ -338,7 +374,7 @@ def _plan_sifting(
     lines_before = list(count_lines_before(plan, receipts))
     # The fates of a segment depend on all segments, so the names of their bundles must, too.
     names = ["fates", str(plan.settings.val_fraction), fingerprint(receipts)]
-    context = hash_names(*names, *plan.exclusion_names, *([near.identity] if near else []))
+    context = hash_names(*names, *plan.choice_names, *([near.identity] if near else []))
     return [
         SiftSegment(
             name=hash_names(context, receipt["name"]),

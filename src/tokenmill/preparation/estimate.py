@@ -70,9 +70,11 @@ def estimate(plan: Plan) -> Estimate:
     sample = _take_sample(plan)
     faults, checked = _find_faults(plan)
     passes = 2 if plan.settings.dedup == "lines" else 1
-    tokens, documents = sample.tokens, sample.documents
+    share = _find_share(plan)
+    tokens, documents = round(share * sample.tokens), round(share * sample.documents)
     plain = tokens * np.dtype(plan.dtype).itemsize + 48 * documents
-    stored = plain if sample.packed is None else sample.packed + 48 * documents
+    packed = None if sample.packed is None else round(share * sample.packed)
+    stored = plain if packed is None else packed + 48 * documents
     return Estimate(
         files=len(plan.sources),
         passed_over=plan.passed_over,
@@ -93,6 +95,14 @@ def estimate(plan: Plan) -> Estimate:
         faults=tuple(f"{path}: {why}" for path, why in {**faults, **sample.faults}.items()),
         preview=sample.preview,
     )
+
+
+def _find_share(plan: Plan) -> float:
+    """Return the share of the text that is in the sample that the settings ask for."""
+    if plan.rates is None or not plan.size:
+        return 1.0
+    sizes = (source.size for source in plan.sources)
+    return sum(rate * size for rate, size in zip(plan.rates, sizes, strict=True)) / plan.size
 
 
 def _find_faults(plan: Plan) -> tuple[dict[str, str], int]:

@@ -4,6 +4,11 @@ A folder with `.work` and no manifest holds an interrupted run. The same command
 command with other settings or input is refused. A folder with a manifest holds a finished dataset,
 which is not changed. With `restart`, either is discarded first.
 
+With `append`, the folder must hold a finished dataset. The plan in `.work` then says which generation
+of the dataset the run makes, and from which manifest. If the dataset has that generation already, the
+run had finished, and was killed before it removed its work. With `restart`, only the unfinished work
+is discarded.
+
 In an object store, `.work` has the plan. A run on a cluster also keeps its unfinished work there. A run
 on one machine keeps its unfinished work in a folder of that machine. Without that folder, the run
 starts over; it never trusts a shard without a receipt.
@@ -21,11 +26,20 @@ import msgspec
 import orjson
 
 from tokenmill.errors import FolderError
+from tokenmill.preparation.base import Base, check_base
 from tokenmill.preparation.plan import Plan
-from tokenmill.preparation.sift import SPLITS
+from tokenmill.preparation.settings import SPLITS
 from tokenmill.sources.files import SourceFile
 from tokenmill.storage.files import make_subfolder, remove, remove_temporaries
-from tokenmill.storage.names import MANIFEST_NAME, SOURCES_NAME, TOKENIZER_NAME, WORK_NAME
+from tokenmill.storage.listing import list_names
+from tokenmill.storage.names import (
+    MANIFEST_NAME,
+    REPORT_NAMES,
+    SOURCES_NAME,
+    TOKENIZER_NAME,
+    WORK_NAME,
+    is_of_generation,
+)
 from tokenmill.storage.object_path import ObjectPath
 from tokenmill.storage.output import OutputFolder, describe_changes
 from tokenmill.storage.reading import DamagedFileError, read_json
@@ -33,20 +47,6 @@ from tokenmill.store.manifest import Manifest
 
 _LOCK_NAME = "lock"
 _PLAN_NAME = "plan.json"
-REJECTED_NAME = "rejected.jsonl"
-REPAIRED_NAME = "repaired.jsonl"
-EXCLUDED_NAME = "excluded.jsonl"
-DROPPED_NAME = "dropped.jsonl"
-REMOVED_NAME = "removed.jsonl.zst"
-CONTAMINATED_NAME = "contaminated.jsonl"
-REPORT_NAMES = (
-    REJECTED_NAME,
-    REPAIRED_NAME,
-    EXCLUDED_NAME,
-    DROPPED_NAME,
-    REMOVED_NAME,
-    CONTAMINATED_NAME,
-)
 # In the order of removal. The manifest is first, because a folder with a manifest counts as complete.
 _WRITTEN = (MANIFEST_NAME, *SPLITS, SOURCES_NAME, TOKENIZER_NAME, *REPORT_NAMES)
 _CHOICE = (
@@ -63,10 +63,14 @@ T = TypeVar("T")
 class PreparationFolder(OutputFolder):
     """The output folder of `prepare`. Working files are in `.work`; shards are written in place.
 
-    `work` is the folder for unfinished work, if it is not in the output folder.
+    `work` is the folder for unfinished work, if it is not in the output folder. `append` means that
+    the run adds to the finished dataset in the folder.
     """
 
-    def __init__(self, path: Path, *, restart: bool, work: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, *, restart: bool, work: Path | None = None, append: bool = False
+    ) -> None:
+        self._appends = append
         self.work = work or path / WORK_NAME
         self.segments = self.work / "segments"
         self.marks = self.work / "marks"
@@ -80,13 +84,19 @@ class PreparationFolder(OutputFolder):
             work=work,
         )
         try:
-            if restart:
+            if restart and append:
+                self._empty_work()
+            elif restart:
                 self._discard()
-            for folder in self._folders:
-                make_subfolder(work or path, folder)
+            self._make_folders()
         except BaseException:
             self.close()
             raise
+
+    def _make_folders(self) -> None:
+        is_inside = self.work == self.path / WORK_NAME
+        for folder in self._folders:
+            make_subfolder(self.path if is_inside else self.work, folder)
 
     def _discard(self) -> None:
         """Remove everything that `prepare` writes, and nothing else; the lock stays."""
@@ -98,6 +108,8 @@ class PreparationFolder(OutputFolder):
                     (self.path / name).rmdir()
             else:
                 remove(self.path / name)
+        for name in filter(is_of_generation, list_names(self.path)):
+            remove(self.path / name)
         self._empty_work()
 
     def _empty_work(self) -> None:
@@ -116,19 +128,25 @@ class PreparationFolder(OutputFolder):
     def finished(self, plan: Plan) -> Manifest | None:
         """Return the manifest of the finished dataset, or None if there is none.
 
+        If the dataset has grown, its first generation is compared. With `append`, the dataset is
+        finished if an earlier run has added the input.
+
         Raises `FolderError` if a dataset has other settings or input than the plan, or lacks files.
         """
+        if plan.base is not None:
+            return self._find_appended(plan, plan.base)
         if not (self.path / MANIFEST_NAME).exists():
             return None
         manifest = Manifest.read(self.path)
-        before = dict(manifest.settings)
+        first = manifest.at(1)
+        before = dict(first.settings)
         if not plan.are_lists_given:  # the dataset's own list may change: `is_stale` says so
             before["exclude"] = plan.describe_settings().get("exclude")
         differences = _differences(
             {**before, "tokenizer": manifest.tokenizer_fingerprint},
             {**plan.describe_settings(), "tokenizer": plan.tokenizer.fingerprint},
         )
-        was = [(source.path, source.bytes) for source in manifest.sources]
+        was = [(source.path, source.bytes) for source in first.sources]
         now = [(source.path, source.size) for source in plan.sources]
         if was != now:
             differences.append(f"the input was {_files(was)}, is {_files(now)}")
@@ -147,6 +165,32 @@ class PreparationFolder(OutputFolder):
             )
         return manifest
 
+    def _find_appended(self, plan: Plan, base: Base) -> Manifest | None:
+        """Return the dataset's manifest if an earlier run has added the input of a plan, else None.
+
+        Removes the work of runs that have ended.
+        """
+        check_base(base, self.path)
+        manifest, record = base.manifest, self._read_plan()
+        newest = [(source.path, source.bytes) for source in manifest.sources.parts[-1]]
+        is_newest = newest == [(source.path, source.size) for source in plan.sources]
+        if record is not None and record.base != base.checksum:
+            self._empty_work()  # of a run that has finished, or for a dataset that is gone
+            self._make_folders()
+            if (
+                is_newest
+                and record.generation == manifest.generation
+                and _is_same_input(record, plan)
+            ):
+                return manifest
+        # Without deduplication the documents are not compared, so compare the files.
+        return manifest if is_newest and plan.settings.dedup == "none" else None
+
+    def _read_plan(self) -> _PlanRecord | None:
+        """Return the plan of the unfinished run, or of one that was killed when it had finished."""
+        path = self.path / WORK_NAME / _PLAN_NAME
+        return _load(path, _PlanRecord, 4 * _MOST_BYTES) if path.exists() else None
+
     def remember_plan(self, plan: Plan) -> None:
         """Record this run's settings and input. Raises `FolderError` if an unfinished run had others.
 
@@ -163,9 +207,10 @@ class PreparationFolder(OutputFolder):
                 # If the lists of excluded documents change, the documents are chosen again. In an
                 # object store, which has no locks, the other run may still be writing its shards.
                 was["exclude"] = now.get("exclude")
+            base = plan.base.checksum if plan.base else None
             differences = _differences(
-                {**was, "tokenizer": before.tokenizer},
-                {**now, "tokenizer": plan.tokenizer.fingerprint},
+                {**was, "tokenizer": before.tokenizer, "append": before.base},
+                {**now, "tokenizer": plan.tokenizer.fingerprint, "append": base},
             )
             differences += self._changed_sources(before.sources, plan.sources)
             if differences:
@@ -199,11 +244,26 @@ class PreparationFolder(OutputFolder):
         self.write(f"{WORK_NAME}/failed.json", orjson.dumps(sorted(set(paths))))
 
     def clean_up(self) -> None:
-        """Remove the working files of a finished dataset, and the lock last."""
+        """Remove the working files of a finished dataset, and the lock last.
+
+        The work of an unfinished run that adds to the dataset stays, unless this is that run.
+        """
+        if not self._appends and self._has_unfinished_append():
+            self.close()
+            return
         self._empty_work()
         self.close(remove_lock=True)
         with suppress(OSError):  # the next run may have started already
             self.work.rmdir()
+
+    def _has_unfinished_append(self) -> bool:
+        try:
+            record = self._read_plan()
+        except FolderError:  # damaged
+            return False
+        if record is None or record.generation is None:
+            return False
+        return Manifest.read(self.path).generation < record.generation
 
 
 class _PlanRecord(msgspec.Struct, forbid_unknown_fields=True):
@@ -212,6 +272,16 @@ class _PlanRecord(msgspec.Struct, forbid_unknown_fields=True):
     settings: dict[str, str | int | float | bool | dict[str, str | int] | list[str] | None]
     tokenizer: str
     sources: list[SourceFile]
+    generation: int | None = None  # that the run makes, if it adds to a dataset
+    base: str | None = None  # the checksum of that dataset's manifest
+
+
+def _is_same_input(record: _PlanRecord, plan: Plan) -> bool:
+    return (
+        dict(record.settings) == plan.describe_settings()
+        and record.tokenizer == plan.tokenizer.fingerprint
+        and record.sources == list(plan.sources)
+    )
 
 
 def _load(path: Path, kind: type[T], most: int) -> T:

@@ -14,7 +14,7 @@ bundle then also contains the fragment, because a key is computed from the whole
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -32,12 +32,14 @@ from tokenmill.preparation.judges import Hearing, Judged, Panel, Verdict, open_p
 from tokenmill.preparation.key_files import KeyWriter, Marks
 from tokenmill.preparation.lines import LineRemover, line_keys
 from tokenmill.preparation.part import PartChunk, PartReader, PartTask, may_skip
+from tokenmill.preparation.sampling import NOT_SAMPLED, is_sampled
 from tokenmill.preparation.segment import (
     BAD_TEXT,
     CONTINUES,
     REASON,
     RECORD,
     UNFINISHED,
+    UNSAMPLED,
     Bundle,
     Fragment,
     Receipt,
@@ -139,9 +141,9 @@ class _Counts:
     def dropped_documents(self) -> int:
         return sum(entry[0] for entry in self.dropped.values())
 
-    def drop(self, reason: str, size: int) -> None:
+    def drop(self, reason: str, size: int, documents: int = 1) -> None:
         entry = self.dropped.setdefault(reason, [0, 0])
-        entry[0] += 1
+        entry[0] += documents
         entry[1] += size
 
 
@@ -164,6 +166,7 @@ class _Segment:
         self.remover: LineRemover | None = None
         self.keys: KeyWriter | None = None
         self.sets: SetWriter | None = None
+        self.rates = task.rates
         settings = task.settings
         if task.repeated_lines is not None:
             marks = Marks(task.repeated_lines.read())
@@ -228,10 +231,29 @@ class _Segment:
                 reason = "empty" if was_empty[i] else "only repeated lines"
                 self.counts.drop(reason, int(texts.sizes[i]))
             texts, part_chunk.sources = texts.only(filled), part_chunk.sources[filled]
+        if self.rates is not None and len(texts.sizes):
+            texts = self._take_sample(self.rates, texts, part_chunk)
         if self.panel and len(texts.sizes):
             texts = self._judge(texts, part_chunk)
         if len(texts.sizes):
             self._tokenize(texts, part_chunk)
+
+    def _take_sample(
+        self, rates: Mapping[int, float], texts: Texts, part_chunk: PartChunk
+    ) -> Texts:
+        """Remove the documents that are not in the sample. Fragments stay until the key is known."""
+        keys = _hash_texts(texts.views)
+        numbers, places = np.unique(part_chunk.sources, return_inverse=True)
+        own = np.array([rates[number] for number in numbers.tolist()])[places]
+        chosen = is_sampled(keys, own)
+        chosen[0] |= part_chunk.chunk.continues
+        chosen[-1] |= part_chunk.chunk.unfinished
+        if chosen.all():
+            return texts
+        lost = texts.sizes[~chosen]
+        self.counts.drop(NOT_SAMPLED, int(lost.sum()), len(lost))
+        part_chunk.sources = part_chunk.sources[chosen]
+        return texts.only(chosen)
 
     def _without_repeated_lines(self, remover: LineRemover, texts: Texts, chunk: Chunk) -> Texts:
         facts = texts.offsets, texts.sizes, texts.marks
@@ -339,8 +361,7 @@ class _Segment:
 
         records = np.zeros(len(lengths), RECORD)
         views = texts.views
-        digests = b"".join(map(xxhash.xxh3_128_digest, views))
-        records["key"] = np.frombuffer(digests, ">u8").reshape(-1, 2)
+        records["key"] = _hash_texts(views)
         records["length"] = lengths
         records["source"] = part_chunk.sources
         records["offset"] = texts.offsets
@@ -412,17 +433,27 @@ class _Segment:
     def _close(self) -> Any:
         """Close the open document, and return its record."""
         assert self.open is not None
-        if self.open.hearing is not None:
+        if not self._is_in_sample(self.open):
+            self.open.flags |= UNSAMPLED
+        elif self.open.hearing is not None:
             self._judge_open(self.open, self.open.hearing.finish())
         record = self.open.record(0)
         if not self.open.flags & CONTINUES:
             # The whole document is in this part, so its key is known and its text is not needed.
             self.bundle.cut_back("text", int(record["text"]))
-            shingler = None if record["flags"] & BAD_TEXT else self.open.shingler
+            shingler = self.open.shingler if has_key(np.asarray([record], RECORD))[0] else None
             if self.sets is not None and shingler is not None:
                 self.sets.add(shingler, self.records)
         self.open = None
         return record
+
+    def _is_in_sample(self, document: _OpenDocument) -> bool:
+        """Return whether a document is in the sample. One that begins in an earlier part seems to be."""
+        if self.rates is None or document.is_bad or document.flags & CONTINUES:
+            return True
+        record = document.record(0)
+        rate = np.array([self.rates[int(record["source"])]])
+        return bool(is_sampled(record["key"].reshape(1, 2), rate)[0])
 
     def _judge_open(self, document: _OpenDocument, verdict: Verdict) -> None:
         """Mark a document to be dropped, if the judges say so. `sift.py` drops and counts it."""
@@ -469,6 +500,12 @@ class _Segment:
             "dropped": self.counts.dropped,
             "repeated_lines": self.remover.removed if self.remover else 0,
         } | ({"counts": dict(self.ledger_counts)} if self.ledger_counts else {})
+
+
+def _hash_texts(texts: Sequence[Any]) -> npt.NDArray[np.uint64]:
+    """Return the keys of some texts, of shape (n, 2)."""
+    digests = b"".join(map(xxhash.xxh3_128_digest, texts))
+    return np.frombuffer(digests, ">u8").reshape(-1, 2).astype(np.uint64)
 
 
 class _OpenDocument:

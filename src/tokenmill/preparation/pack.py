@@ -27,11 +27,12 @@ from tokenmill.preparation.segment import (
     Records,
     read_document_records,
 )
-from tokenmill.preparation.sift import SPLITS, Fates
+from tokenmill.preparation.settings import SPLITS
+from tokenmill.preparation.sift import Fates
 from tokenmill.preparation.spanning import Whole
 from tokenmill.storage.files import NpyFile
 from tokenmill.store.frames import Compression
-from tokenmill.store.manifest import DOCUMENT_DTYPE
+from tokenmill.store.manifest import DOCUMENT_DTYPE, Manifest
 from tokenmill.store.shard_file import ShardFile
 from tokenmill.store.shard_receipts import is_intact
 from tokenmill.store.tables import Shard, ShardName
@@ -63,6 +64,7 @@ class PackShard(ShardName):
     dtype: str
     folder: Path
     limits: Limits
+    first_source: int = 0  # the number of the input's first source in the dataset
 
     def run(self, worker: Worker) -> Shard:
         """Write the shard and its document table. Returns their entry for the manifest."""
@@ -141,12 +143,15 @@ def plan_shards(
     folder: Path,
     limits: Limits,
     compression: Compression | None,
+    base: Manifest | None = None,
 ) -> Iterator[PackShard]:
-    """Yield the tasks that write the shards of all splits."""
+    """Yield the tasks that write the shards of all splits, behind those of the dataset `base`."""
     nothing = Whole(())
     for split in SPLITS:
         before = [0, *accumulate(sifted.tokens[split])]
-        for number, start in enumerate(range(0, before[-1], tokens_per_shard)):
+        first_number = len(base.splits[split].shards) if base else 0
+        starts = range(0, before[-1], tokens_per_shard)
+        for number, start in enumerate(starts, first_number):
             end = min(start + tokens_per_shard, before[-1])
             first, last = bisect_right(before, start) - 1, bisect_left(before, end)
             yield PackShard(
@@ -170,6 +175,7 @@ def plan_shards(
                 dtype=dtype,
                 folder=folder,
                 limits=limits,
+                first_source=len(base.sources) if base else 0,
             )
 
 
@@ -211,6 +217,7 @@ def _choose(
         table = np.empty(len(chosen), DOCUMENT_DTYPE)
         for name in ("key", "length", "source", "offset"):
             table[name] = records[name][chosen]
+        table["source"] += np.uint64(task.first_source)
         table["first"] = places[begins] - task.start
         if (records["flags"][chosen[-1:]] & UNFINISHED).any():
             table["key"][-1], table["length"][-1] = part.key, part.length

@@ -44,6 +44,7 @@ class PartTask:
     workers: int
     keys: KeyLayout  # of the bundle's key file
     judges: tuple[JudgeRecipe, ...] = ()
+    rates: dict[int, float] | None = None  # of the sources' documents in the sample; None: all 1
     repeated_lines: PartMarks | None = None
     skipped: tuple[tuple[int, str], ...] = ()  # sources that other parts found to be bad, and why
 
@@ -59,6 +60,9 @@ class PartTask:
             folder=folder,
             reading=_how_to_read(plan, plan.limits),
             keys=plan.keys,
+            rates=None
+            if plan.rates is None
+            else {one.source: plan.rates[one.source] for one in part.ranges},
             workers=plan.workers,
             judges=plan.judges,
         )

@@ -21,12 +21,20 @@ import xxhash
 from tokenmill.contamination.evaluation import Matching, Paths, read_protected
 from tokenmill.contamination.protected import Protected
 from tokenmill.errors import InputError, UsageError
+from tokenmill.preparation.base import (
+    Base,
+    check_described,
+    inherit_settings,
+    inherit_tokenizer,
+    read_base,
+)
 from tokenmill.preparation.engine import available_cores
 from tokenmill.preparation.exclusion import Exclude, Exclusions, choose_lists, read_exclusions
 from tokenmill.preparation.judges import JudgeRecipe
 from tokenmill.preparation.key_files import KeyLayout, choose_partitions
 from tokenmill.preparation.memory import DEFAULT_SHARE, LEAST_SHARE, holdable_bytes, machine_memory
 from tokenmill.preparation.plan_judges import describe_judges, plan_judges
+from tokenmill.preparation.sampling import find_rates
 from tokenmill.preparation.settings import PrepareSettings
 from tokenmill.sources.csv_kind import choose_csv_kind, note_plain_csv
 from tokenmill.sources.files import SourceFile
@@ -106,6 +114,7 @@ class Plan:
     protected: Protected | None = None  # the evaluation texts to look for
     segment_context: str = ""  # decides the content of segments, besides the names of the parts
     common_ngrams: int = 0  # of the evaluation texts
+    base: Base | None = None  # the dataset to add to; None to make a new one
     exclusions: Exclusions | None = None  # None if no document is to be left out
     are_lists_given: bool = False  # whether the user chose the lists, even if none
     notes: tuple[str, ...] = ()  # for the user, about the input
@@ -116,6 +125,11 @@ class Plan:
         return sum(source.size for source in self.sources)
 
     @cached_property
+    def rates(self) -> tuple[float, ...] | None:
+        """The share of each source's documents that are in the sample; None if it has all documents."""
+        return find_rates(self.settings, [source.path for source in self.sources])
+
+    @cached_property
     def name(self) -> str:
         """A hash of everything that decides the content of the segments."""
         return hash_names(*(part.name for part in self.parts))
@@ -123,7 +137,7 @@ class Plan:
     @property
     def keys(self) -> KeyLayout:
         """The layout of the files that store the keys (hashes) of documents or lines."""
-        return _choose_layout(self.size, self.limits)
+        return _choose_layout(self.size, self.limits, self.base)
 
     @property
     def share(self) -> int:
@@ -131,9 +145,13 @@ class Plan:
         return self.memory // self.workers
 
     @property
-    def exclusion_names(self) -> list[str]:
-        """The checksum of the keys to leave out, to be part of the names of what depends on them."""
-        return [self.exclusions.keys.checksum] if self.exclusions else []
+    def choice_names(self) -> list[str]:
+        """Checksums of the keys to leave out and of the dataset to add to.
+
+        They are part of the names of what depends on them.
+        """
+        excluded = [self.exclusions.keys.checksum] if self.exclusions else []
+        return [*excluded, *([self.base.checksum] if self.base else [])]
 
     def describe_settings(self) -> dict[str, Any]:
         """Return the settings as the manifest stores them."""
@@ -144,10 +162,12 @@ class Plan:
 
     def record(self) -> dict[str, Any]:
         """Return the settings and input that must be the same when a run resumes."""
+        base = self.base
         return {
             "settings": self.describe_settings(),
             "tokenizer": self.tokenizer.fingerprint,
             "sources": [source.describe() for source in self.sources],
+            **({"generation": base.generation, "base": base.checksum} if base else {}),
         }
 
 
@@ -160,7 +180,8 @@ def make_plan(
     inputs: Inputs,
     out: str | os.PathLike[str],
     *,
-    tokenizer: str | os.PathLike[str] | Tokenizer = "gpt2",
+    tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
+    append: bool = False,
     workers: int | None = None,
     memory: int | None = None,
     machine: int | None = None,
@@ -172,13 +193,15 @@ def make_plan(
 ) -> Plan:
     """Check all arguments and plan a run. `settings` are the fields of `PrepareSettings`.
 
-    `standard_input` is the copy of standard input, if `-` is among the inputs. `exclude` are lists of
-    documents to leave out; None means the list of `out`. `decontaminate` are files of evaluation
-    texts, or datasets. `machine` is the
+    `standard_input` is the copy of standard input, if `-` is among the inputs. With `append`, settings
+    and tokenizer are those of the dataset in `out`. Otherwise, the default tokenizer is gpt2. `exclude`
+    are lists of documents to leave out; None means the list of `out`. `decontaminate` are files of
+    evaluation texts, or datasets. `machine` is the
     memory in bytes of all machines that do the work; None means this machine.
     """
     limits = limits or Limits()
-    checked = PrepareSettings(**settings)
+    base = read_base(out) if append else None
+    checked = inherit_settings(base, settings) if base else PrepareSettings(**settings)
     if workers is not None and workers < 1:
         raise UsageError(f"`workers` is {workers}; it must be at least 1.")
     workers = workers or available_cores()
@@ -191,9 +214,12 @@ def make_plan(
         )
     if isinstance(inputs, (str, os.PathLike)):
         inputs = [inputs]
-    tokenizer = load_tokenizer(tokenizer)
+    if base is not None:
+        tokenizer = inherit_tokenizer(base, out, tokenizer)
+    else:
+        tokenizer = load_tokenizer("gpt2" if tokenizer is None else tokenizer)
     check_picklable(tokenizer)
-    dtype = _choose_dtype(checked, tokenizer)
+    dtype = base.manifest.dtype if base else _choose_dtype(checked, tokenizer)
     if checked.eot != "none" and tokenizer.eot_id is None:
         raise UsageError(f"tokenizer {tokenizer.name} has no end-of-text token; use `eot='none'`.")
     found, passed_over = find_files(inputs, leave_out=as_path(out), standard_input=standard_input)
@@ -207,15 +233,15 @@ def make_plan(
     # If the user set no limit, documents that must be held whole may take half of the memory.
     hold_limit = holdable_bytes((memory or max(total, available // 2)) // workers)
     judges = plan_judges(checked)
+    described = describe_judges(judges)
+    if protected:
+        described["decontaminate"] = protected.describe()
+    if base:
+        check_described(base, described)
     parts, step = cut_into_parts(
-        sources,
-        checked,
-        tokenizer.fingerprint,
-        limits,
-        hold_limit,
-        describe_judges(judges) | ({"decontaminate": protected.describe()} if protected else {}),
+        sources, checked, tokenizer.fingerprint, limits, hold_limit, described, base
     )
-    return Plan(
+    plan = Plan(
         settings=checked,
         tokenizer=tokenizer,
         dtype=dtype,
@@ -229,10 +255,13 @@ def make_plan(
         hold_limit=hold_limit,
         limits=limits,
         protected=protected,
+        base=base,
         exclusions=exclusions or None,
         are_lists_given=exclude is not None,
         notes=tuple(note_plain_csv(sources, checked.text_field) if checked.csv == "auto" else ()),
     )
+    _ = plan.rates  # refuses patterns that match no source
+    return plan
 
 
 def _read_evaluation(paths: Paths | None, settings: PrepareSettings) -> Protected | None:
@@ -284,6 +313,7 @@ def cut_into_parts(
     limits: Limits,
     hold_limit: int,
     judges: Mapping[str, Any] = MappingProxyType({}),
+    base: Base | None = None,
 ) -> tuple[tuple[Part, ...], int]:
     """Divide the sources into parts. Returns the parts, and the bytes from one cut to the next.
 
@@ -305,7 +335,7 @@ def cut_into_parts(
     # skipped.
     context: dict[str, Any] = {
         "format": _SEGMENT_FORMAT,
-        "keys": vars(_choose_layout(total, limits)),
+        "keys": vars(_choose_layout(total, limits, base)),
         "tokenizer": fingerprint,
         "settings": {
             name: value
@@ -349,7 +379,8 @@ def cut_into_parts(
     return tuple(parts), step
 
 
-def _choose_layout(size: int, limits: Limits) -> KeyLayout:
+def _choose_layout(size: int, limits: Limits, base: Base | None) -> KeyLayout:
+    size += base.text_bytes if base else 0  # the keys of its documents are compared, too
     partitions = choose_partitions(size, limits.partition_bytes)
     return KeyLayout(partitions=partitions, run_keys=limits.run_keys)
 

@@ -7,6 +7,9 @@
     pack      make shards from the segments
     manifest  written last: a folder with a manifest is a complete dataset
 
+With `append`, the folder has a dataset, and the stages make its next generation: new shards behind the
+others, and a manifest that replaces the one before.
+
 Worker processes do the tasks of scan, grind, sift and pack; see `engine.py`.
 
 The bytes of the dataset depend only on the input and the settings, not on workers, memory or
@@ -27,22 +30,15 @@ import numpy as np
 import orjson
 
 from tokenmill.contamination.evaluation import Paths
-from tokenmill.errors import UsageError
+from tokenmill.errors import FolderError, UsageError
 from tokenmill.html import render
+from tokenmill.preparation.base import check_base, grow
 from tokenmill.preparation.bundles import Bundles, Run, make_bundles, skipped_in
 from tokenmill.preparation.choose import explain_nothing_kept, mark_lines, sift
 from tokenmill.preparation.decontaminate import prepare_judge
 from tokenmill.preparation.engine import Engine, LocalEngine
 from tokenmill.preparation.exclusion import Exclude, find_list
-from tokenmill.preparation.folder import (
-    CONTAMINATED_NAME,
-    DROPPED_NAME,
-    EXCLUDED_NAME,
-    REJECTED_NAME,
-    REMOVED_NAME,
-    REPAIRED_NAME,
-    PreparationFolder,
-)
+from tokenmill.preparation.folder import PreparationFolder
 from tokenmill.preparation.grind import GrindPart, ScanLines, Skipped
 from tokenmill.preparation.key_files import PartMarks
 from tokenmill.preparation.memory import Workspace, suggest_less_memory
@@ -50,21 +46,33 @@ from tokenmill.preparation.pack import CheckShard, PackShard, Sifted, plan_shard
 from tokenmill.preparation.pack_fields import PackFields
 from tokenmill.preparation.plan import Plan, hash_names, make_plan
 from tokenmill.preparation.reports import join_reports
+from tokenmill.preparation.sampling import NOT_SAMPLED
 from tokenmill.preparation.segment import ScanReceipt, SegmentReceipt
-from tokenmill.preparation.settings import PrepareArguments, PrepareSettings
-from tokenmill.preparation.sift import SPLITS
+from tokenmill.preparation.settings import SPLITS, PrepareArguments, PrepareSettings
+from tokenmill.preparation.sift import EXCLUDED
 from tokenmill.preparation.standard_input import copy_standard_input, is_standard_input
 from tokenmill.progress import Watcher, watching
 from tokenmill.sources.find import describe_passed_over
 from tokenmill.sources.kept_fields import parse_kept_fields
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import make_subfolder
-from tokenmill.storage.names import TOKENIZER_NAME, WORK_NAME
+from tokenmill.storage.names import (
+    CONTAMINATED_NAME,
+    DROPPED_NAME,
+    EXCLUDED_NAME,
+    REJECTED_NAME,
+    REMOVED_NAME,
+    REPAIRED_NAME,
+    SOURCES_NAME,
+    TOKENIZER_NAME,
+    WORK_NAME,
+    name_in_generation,
+)
 from tokenmill.storage.object_path import as_path
 from tokenmill.storage.output import choose_work_folder
 from tokenmill.store.fields import DOCUMENTS_PER_FRAME, KeptFields, find_library
 from tokenmill.store.frames import choose_compression
-from tokenmill.store.manifest import Manifest, Split, check_shard_count
+from tokenmill.store.manifest import Manifest, Split, check_shard_count, find_manifest
 from tokenmill.store.shard_receipts import ShardReceipt, describe_change, read_shard_receipt
 from tokenmill.store.tables import Shard, ShardName, ShardTable, Source, SourceTable
 from tokenmill.tokenizers import Tokenizer, load_tokenizer
@@ -78,6 +86,7 @@ class Report:
     path: Path
     manifest: Manifest
     was_finished: bool  # whether an earlier run finished the dataset; this run then changed nothing
+    added_documents: int | None = None  # by this run; None unless it added to a dataset
     parts: int
     parts_done_before: int
     bytes_read: int  # input bytes that this run read
@@ -104,7 +113,8 @@ def prepare(
     inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     *,
-    tokenizer: str | os.PathLike[str] | Tokenizer = "gpt2",
+    tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
+    append: bool = False,
     exclude: Exclude = None,
     decontaminate: Paths | None = None,
     workers: int | None = None,
@@ -121,7 +131,9 @@ def prepare(
 
     `inputs` are files, folders and globs, and `-` for standard input; `out` is a new folder, or the folder of an interrupted
     run. `settings` decide what the dataset contains, such as `dedup="lines"` or `val_fraction=0`;
-    `tokenmill.preparation.settings.PrepareSettings` describes all of them. `exclude` names lists of documents to leave
+    `tokenmill.preparation.settings.PrepareSettings` describes all of them. The default `tokenizer` is
+    gpt2. `append=True` adds documents to the finished dataset in `out`, with its settings and
+    tokenizer; documents that it has already are dropped as duplicates. `exclude` names lists of documents to leave
     out, in addition to the list that `tokenmill.exclude` made for `out`; `exclude=False` leaves no
     document out. `decontaminate` names files of evaluation texts, or datasets: documents that contain
     such a text are dropped (see `decontaminate_action`). `memory` is the limit in bytes for all workers
@@ -147,12 +159,18 @@ def prepare(
         inputs,
         out,
         tokenizer=tokenizer,
+        append=append,
         memory=memory,
         exclude=exclude,
         decontaminate=decontaminate,
         **settings,
     )
     _check_engine(engine, ray_address)
+    if append and is_standard_input(inputs):
+        raise UsageError(
+            "Standard input cannot be added to a dataset. Write the text to a file first, and give that "
+            "file."
+        )
     with watching(watcher, progress) as shown:
         target = as_path(out)
         if engine == "local":
@@ -161,7 +179,8 @@ def prepare(
                 checked = PrepareSettings(
                     **cast("dict[str, Any]", settings)
                 )  # before all of the input is copied
-                find_plan = partial(find_plan, tokenizer=load_tokenizer(tokenizer))
+                chosen = load_tokenizer("gpt2" if tokenizer is None else tokenizer)
+                find_plan = partial(find_plan, tokenizer=chosen)
                 copied = copy_standard_input(
                     target, folder, shown, restart=restart, encoding=checked.encoding
                 )
@@ -208,16 +227,17 @@ def run_plan(
     """
     with (
         explain_disk_errors(),
-        PreparationFolder(out, restart=restart, work=work) as folder,
+        PreparationFolder(out, restart=restart, work=work, append=plan.base is not None) as folder,
     ):
         manifest = folder.finished(plan)
-        if manifest is not None and is_stale(plan, manifest):
+        if manifest is not None and plan.base is None and is_stale(plan, manifest):
             watcher.note(
                 f"{find_list(out)} has changed since the dataset was made, and a finished dataset is "
                 f"never changed. To apply the list: tokenmill reshard {out} --out NEW, or add "
                 "`restart=True` to make the dataset again."
             )
         was_finished, done_before, bytes_read = manifest is not None, len(plan.parts), 0
+        added = None if plan.base is None else 0
         if manifest is None:
             for note in plan.notes:
                 watcher.note(note)
@@ -237,17 +257,26 @@ def run_plan(
                 marks, skipped = scan(run) if plan.settings.dedup == "lines" else (None, {})
                 segments = grind(run, marks, skipped)
                 sifted = sift(run, segments)
-                if not sifted.ledger["documents_kept"]:
+                kept = sifted.ledger["documents_kept"]
+                if not kept and (plan.base is None or _is_unusable(sifted)):
                     raise explain_nothing_kept(run, sifted)
-                shards = pack(run, sifted)
-                fields = pack_fields(run, sifted, shards)
-            manifest = write_manifest(run, sifted, shards, fields)
+                shards = pack(run, sifted) if kept else {}
+                fields = pack_fields(run, sifted, shards) if kept else None
+            if kept:
+                manifest = write_manifest(run, sifted, shards, fields)
+            else:
+                assert plan.base is not None
+                manifest = plan.base.manifest
+                _remove_strays(folder.path, plan.base.shards)
+                watcher.note(_explain_nothing_added(sifted))
+            added = None if plan.base is None else kept
             done_before, bytes_read = segments.done_before, segments.bytes_read
         folder.clean_up()
         return Report(
             path=folder.path,
             manifest=manifest,
             was_finished=was_finished,
+            added_documents=added,
             parts=len(plan.parts),
             parts_done_before=done_before,
             bytes_read=bytes_read,
@@ -257,7 +286,21 @@ def run_plan(
 def is_stale(plan: Plan, manifest: Manifest) -> bool:
     """Return whether the list of a finished dataset has changed since the dataset was made."""
     listed = plan.describe_settings().get("exclude")
-    return bool(manifest.settings.get("exclude") != listed)
+    return any(settings.get("exclude") != listed for settings in manifest.all_settings)
+
+
+def _is_unusable(sifted: Sifted) -> bool:
+    """Return whether no document of the input could have been added, whatever the dataset has."""
+    return not {"duplicate", EXCLUDED, NOT_SAMPLED} & sifted.ledger["dropped"].keys()
+
+
+def _explain_nothing_added(sifted: Sifted) -> str:
+    dropped = sifted.ledger["dropped"]
+    if list(dropped) == ["duplicate"]:
+        number = counted(sifted.ledger["documents_in"], "document")
+        return f"Nothing was added: the dataset already has the text of all {number}."
+    reasons = (f"{entry['documents']:,} ({reason})" for reason, entry in dropped.items())
+    return f"Nothing was added: all documents were dropped, {', '.join(reasons)}."
 
 
 def scan(run: Run) -> tuple[list[PartMarks], Skipped]:
@@ -306,15 +349,24 @@ def pack(run: Run, sifted: Sifted) -> dict[str, list[Shard]]:
         make_subfolder(root, root / split)
     per_shard = plan.settings.tokens_per_shard
     compression = choose_compression(plan.settings.compress)
-    check_shard_count(map(sum, sifted.tokens.values()), per_shard, compression)
-    tasks = list(plan_shards(sifted, per_shard, plan.dtype, root, plan.limits, compression))
-    context = hash_names(plan.name, str(sifted.ledger["tokens"]), *plan.exclusion_names)
+    base = None if plan.base is None else plan.base.manifest
+    there = [] if plan.base is None else plan.base.shards
+    check_shard_count(map(sum, sifted.tokens.values()), per_shard, compression, len(there))
+    tasks = list(plan_shards(sifted, per_shard, plan.dtype, root, plan.limits, compression, base))
+    if taken := {shard.path for shard in there} & {task.path for task in tasks}:
+        raise FolderError(
+            f"The dataset has a file where the next shard belongs: {min(taken)}. Renumber its shards: "
+            f"tokenmill reshard {root} --out NEW"
+        )
+    context = hash_names(plan.name, str(sifted.ledger["tokens"]), *plan.choice_names)
     receipts = {
         task.path: run.folder.shards / f"{context}-{task.split}-{task.number:05}.json"
         for task in tasks
     }
     done = _find_shards(run, tasks, receipts)
-    _remove_strays(root, tasks, keeps_fields=bool(plan.settings.keep_fields))
+    _remove_strays(root, [*there, *tasks])
+    if not plan.settings.keep_fields:
+        _remove_fields(root)
     missing = [task for task in tasks if task.path not in done]
     total, left = sifted.ledger["tokens"], sum(task.end - task.start for task in missing)
     run.watcher.begin("writing shards", total, total - left, "tokens")
@@ -355,20 +407,24 @@ def _find_shards(
     return done
 
 
-def _remove_strays(root: Path, shards: Iterable[ShardName], *, keeps_fields: bool) -> None:
+def _remove_strays(root: Path, shards: Iterable[ShardName | Shard]) -> None:
     """Remove the shards in `root` that an interrupted run left, except those named in `shards`.
-
-    Unless `keeps_fields`, also remove the kept fields of a run with other settings.
 
     `shards` are the shards of the dataset. They are kept even if they will be written again, because
     in an object store another process may be writing them.
     """
     wanted = {path for shard in shards for path in (shard.path, shard.documents_path)}
     for split in SPLITS:
-        for pattern in ("shard_*",) if keeps_fields else ("shard_*", "fields.*"):
-            for path in (root / split).glob(pattern):
-                if f"{split}/{path.name}" not in wanted:
-                    path.unlink()
+        for path in (root / split).glob("shard_*"):
+            if f"{split}/{path.name}" not in wanted:
+                path.unlink()
+
+
+def _remove_fields(root: Path) -> None:
+    """Remove the kept fields of an interrupted run with other settings."""
+    for split in SPLITS:
+        for path in (root / split).glob("fields.*"):
+            path.unlink()
 
 
 def pack_fields(
@@ -408,18 +464,35 @@ def write_manifest(
 ) -> Manifest:
     """Write the reports and the tokenizer, then the manifest. Returns the manifest."""
     plan, folder = run.plan, run.folder
-    join_reports(sifted.rejected, folder.path / REJECTED_NAME)
-    join_reports(sifted.repaired, folder.path / REPAIRED_NAME)
-    join_reports(sifted.excluded, folder.path / EXCLUDED_NAME)
-    join_reports(sifted.contaminated, folder.path / CONTAMINATED_NAME)
+    generation = 1 if plan.base is None else plan.base.generation
+    for name, reports in (
+        (REJECTED_NAME, sifted.rejected),
+        (REPAIRED_NAME, sifted.repaired),
+        (EXCLUDED_NAME, sifted.excluded),
+        (REMOVED_NAME, sifted.removed),
+        (CONTAMINATED_NAME, sifted.contaminated),
+    ):
+        join_reports(reports, folder.path / name_in_generation(name, generation))
+    dropped = name_in_generation(DROPPED_NAME, generation)
     if sifted.examples:
-        folder.write(DROPPED_NAME, sifted.examples)
+        folder.write(dropped, sifted.examples)
     else:
-        (folder.path / DROPPED_NAME).unlink(missing_ok=True)
-    join_reports(sifted.removed, folder.path / REMOVED_NAME)
+        (folder.path / dropped).unlink(missing_ok=True)
     if plan.protected is not None:
         counts = plan.protected.count() | {"common_ngrams": plan.common_ngrams}
         sifted.ledger["evaluation"] = counts
+    sources = SourceTable.of(
+        (Source(path=source.path, bytes=source.size, unit=source.unit) for source in plan.sources),
+        name_in_generation(SOURCES_NAME, generation),
+    )
+    if plan.base is not None:
+        manifest = grow(
+            plan.base.manifest, plan.describe_settings(), sifted.ledger, shards, sources
+        )
+        if find_manifest(folder.path) != manifest.to_json():  # else another machine was faster
+            check_base(plan.base, folder.path)
+            manifest.write(folder)
+        return manifest
     state = orjson.dumps(plan.tokenizer.state(), option=orjson.OPT_SORT_KEYS)
     folder.write(TOKENIZER_NAME, state + b"\n")
     manifest = Manifest(
@@ -430,9 +503,7 @@ def write_manifest(
         eot=plan.settings.eot,
         eot_id=plan.tokenizer.eot_id,
         splits={split: Split(shards=ShardTable.of(shards[split])) for split in SPLITS},
-        sources=SourceTable.of(
-            Source(path=source.path, bytes=source.size, unit=source.unit) for source in plan.sources
-        ),
+        sources=sources,
         settings=plan.describe_settings(),
         ledger=sifted.ledger,
         compression=choose_compression(plan.settings.compress),

@@ -20,7 +20,6 @@ import numpy as np
 import xxhash
 
 from tokenmill.errors import FolderError, InputError, UsageError
-from tokenmill.preparation.folder import REJECTED_NAME, REPAIRED_NAME
 from tokenmill.preparation.part import PartTask
 from tokenmill.preparation.plan import make_plan
 from tokenmill.preparation.prepare import prepare
@@ -29,6 +28,7 @@ from tokenmill.progress import Watcher, watching
 from tokenmill.sources.files import is_about_process
 from tokenmill.storage.disk import explain_disk_errors
 from tokenmill.storage.files import NpyFile, refuse_link, sync_folder
+from tokenmill.storage.names import REJECTED_NAME, REPAIRED_NAME
 from tokenmill.storage.output import OutputFolder
 from tokenmill.storage.reading import DamagedFileError, check_size, open_inside
 from tokenmill.store.manifest import Manifest

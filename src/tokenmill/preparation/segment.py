@@ -43,9 +43,9 @@ RECORD = np.dtype(
     ]
 )
 # Flags of a record, in this order: the document begins in an earlier part; it ends in a later part;
-# it is dropped because of invalid UTF-8; its invalid UTF-8 was repaired. The bits from `REASON` on are
-# the number of the reason for which a judge drops the document (`judges.py`), or 0.
-CONTINUES, UNFINISHED, BAD_TEXT, REPAIRED = 1, 2, 4, 8
+# it is dropped because of invalid UTF-8; its invalid UTF-8 was repaired; it is not in the sample. The bits
+# from `REASON` on are the number of the reason for which a judge drops the document (`judges.py`), or 0.
+CONTINUES, UNFINISHED, BAD_TEXT, REPAIRED, UNSAMPLED = 1, 2, 4, 8, 16
 REASON = 1 << 8
 
 Records = npt.NDArray[np.void]  # of RECORD
@@ -362,10 +362,12 @@ class CheckBundle:
 def has_key(records: Records) -> npt.NDArray[np.bool_]:
     """Return which records have a key in the segment's key file.
 
-    A document has none if it spans parts, or if it is dropped because of invalid UTF-8 or by a judge.
+    A document has none if it spans parts, if it is dropped because of invalid UTF-8 or by a judge, or if
+    it is not in the sample.
     """
     flags = records["flags"]
-    without: npt.NDArray[np.bool_] = (flags & (CONTINUES | UNFINISHED | BAD_TEXT)) == 0
+    dropped = CONTINUES | UNFINISHED | BAD_TEXT | UNSAMPLED
+    without: npt.NDArray[np.bool_] = (flags & dropped) == 0
     return without & (flags < REASON)
 
 

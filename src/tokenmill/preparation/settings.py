@@ -31,7 +31,10 @@ _OMITTED = (
     "language",
     "mask_emails",
     "mask_ips",
+    "sample",
+    "weight",
 )
+SPLITS = ("train", "val")
 _TYPE_NAMES = {str: "a string", bool: "True or False", int: "a whole number", float: "a number"}
 
 
@@ -62,6 +65,8 @@ class PrepareArguments(TypedDict, total=False):
     language: str | Sequence[str]
     mask_emails: bool
     mask_ips: bool
+    sample: float
+    weight: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +144,12 @@ class PrepareSettings:
         Replace email addresses by <EMAIL>.
     mask_ips
         Replace IP addresses by <IP>.
+    sample
+        Share of the documents to take, chosen by a hash of their text. A smaller sample is part of a
+        larger one.
+    weight
+        Share of the documents to take from some input files, as PATTERN=SHARE, such as 'web/*=0.5'.
+        Multiplies `sample`. May be repeated; the first pattern that matches a file counts.
     """
 
     documents: str = "auto"
@@ -165,9 +176,15 @@ class PrepareSettings:
     language: tuple[str, ...] = ()
     mask_emails: bool = False
     mask_ips: bool = False
+    sample: float = 1.0
+    weight: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        given = [self.weight] if isinstance(self.weight, str) else self.weight
+        object.__setattr__(self, "weight", tuple(given))
         for name, kind in get_type_hints(type(self)).items():
+            if name == "weight":
+                continue
             if get_origin(kind) is tuple:
                 self._split(name)
                 continue
@@ -199,6 +216,13 @@ class PrepareSettings:
         if not 1 <= self.min_line < 1 << 62:
             raise UsageError(
                 f"`min_line` is {self.min_line}; it must be at least 1, and below 2**62."
+            )
+        if not 0 < self.sample <= 1:
+            raise UsageError(f"`sample` is {self.sample}; it must be above 0, and at most 1.")
+        if self.takes_sample and self.dedup == "lines":
+            raise UsageError(
+                "`sample` and `weight` cannot be combined with `dedup='lines'`: a line could be removed "
+                "because of a document that is not in the sample. Use `dedup='documents'`."
             )
         check_size(self.decontaminate_words, "decontaminate_words")
         if not 1 <= self.decontaminate_common < 1 << 62:
@@ -248,6 +272,16 @@ class PrepareSettings:
         return self.encoding not in (AUTO, "utf-8")
 
     @property
+    def takes_sample(self) -> bool:
+        """Whether some documents may be left out because they are not in the sample."""
+        return self.sample < 1 or bool(self.weights)
+
+    @property
+    def weights(self) -> list[tuple[str, float]]:
+        """The patterns and shares of `weight`, in order."""
+        return [_parse_weight(text) for text in self.weight]
+
+    @property
     def separator(self) -> bytes | None:
         """The bytes between two documents of a plain text; None if a file is one document.
 
@@ -282,6 +316,27 @@ class PrepareSettings:
     def removes_repeats(self) -> bool:
         """Whether equal documents are removed."""
         return self.dedup in ("documents", "near")
+
+
+def _parse_weight(text: object) -> tuple[str, float]:
+    """Return the pattern and the share of an entry of `weight`."""
+    pattern, sign, number = str(text).rpartition("=")
+    try:
+        share = float(number)
+    except ValueError:
+        share = -1.0
+    if not pattern or not sign or not _is_unicode(pattern) or not share >= 0:
+        raise UsageError(
+            f"`weight` is {text!r}; it must be PATTERN=SHARE with a share from 0 to 1, such as "
+            "'web/*=0.5'."
+        )
+    if share > 1:
+        raise UsageError(
+            f"`weight` is {text!r}, but a share cannot be above 1, because a dataset has each document "
+            "once. To train on some sources more often, prepare them as datasets of their own, and give "
+            "the mixture weights: tokenmill train web=DATA:0.3 books=DATA2:0.7"
+        )
+    return pattern, share
 
 
 def _is_unicode(text: str) -> bool:

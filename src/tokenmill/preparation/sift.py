@@ -24,21 +24,23 @@ from tokenmill.preparation.near_choice import PartRemovals
 from tokenmill.preparation.near_edges import EDGE, Edges
 from tokenmill.preparation.near_reports import RemovalReporter
 from tokenmill.preparation.reports import Reporter, SourceCounts
+from tokenmill.preparation.sampling import NOT_SAMPLED
 from tokenmill.preparation.segment import (
     BAD_TEXT,
     CONTINUES,
     REASON,
     REPAIRED,
     UNFINISHED,
+    UNSAMPLED,
     Bundle,
     Receipt,
     Records,
     has_key,
     read_document_records,
 )
+from tokenmill.preparation.settings import SPLITS
 from tokenmill.preparation.spanning import Whole
 
-SPLITS = ("train", "val")
 DROPPED = 0  # the fate of a document that is not dropped is 1 + the number of its split
 NEAR_DUPLICATE = "near duplicate"  # in the ledger
 EXCLUDED = "excluded"  # in the ledger, the reason of documents that the user listed
@@ -213,9 +215,10 @@ def choose_fates(
         totals.drop(reasons[number - 1], int(np.count_nonzero(mask)), size)
     bad |= judged
     empty = ~bad & (records["text"] == 0)
+    unsampled = ~bad & ~empty & ((records["flags"] & UNSAMPLED) != 0)
     # Some tokenizers remove characters, possibly all of a text.
-    mute = ~bad & ~empty & (records["length"] == 0)
-    usable = ~bad & ~empty & ~mute
+    mute = ~bad & ~empty & ~unsampled & (records["length"] == 0)
+    usable = ~bad & ~empty & ~unsampled & ~mute
     excluded = usable & (marks == LISTED)
     twice = usable & (marks == REPEATED)
     near = usable & (marks == NEAR)
@@ -223,6 +226,7 @@ def choose_fates(
     for reason, mask in (
         ("invalid UTF-8", bad & ~judged),
         ("only repeated lines", empty),
+        (NOT_SAMPLED, unsampled),
         ("no tokens", mute),
         (EXCLUDED, excluded),
         ("duplicate", twice),

@@ -27,6 +27,7 @@ from tokenmill.preparation.segment import (
     RECORD,
     REPAIRED,
     UNFINISHED,
+    UNSAMPLED,
     Fragment,
     Receipt,
     Records,
@@ -45,6 +46,7 @@ class Whole:
     mark: int = 0  # REPEATED, LISTED or 0
     verdict: Verdict = field(default_factory=Verdict)  # of the judges
     beginning: str = ""  # of the text, if a judge drops the document
+    is_sampled: bool = True
 
     @property
     def first_part(self) -> int:
@@ -70,7 +72,7 @@ class Whole:
     @property
     def has_key(self) -> bool:
         """Whether the key takes part in finding repeats: see `has_key` in `segment.py`."""
-        return not self.is_bad and not self.verdict.number
+        return self.is_sampled and not self.is_bad and not self.verdict.number
 
     @property
     def replaced(self) -> int:
@@ -92,7 +94,8 @@ class Whole:
         flags = 0
         for _, fragment in self.fragments:
             flags |= fragment.flags
-        record["flags"] = flags & (BAD_TEXT | REPAIRED) | REASON * self.verdict.number
+        flags = flags & (BAD_TEXT | REPAIRED) | (0 if self.is_sampled else UNSAMPLED)
+        record["flags"] = flags | REASON * self.verdict.number
         return record
 
 

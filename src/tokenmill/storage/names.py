@@ -14,7 +14,46 @@ TOKENIZER_NAME = "tokenizer_state.json"
 EXCLUDE_ENDING = ".exclude.jsonl"  # of the list of documents to leave out, beside the folder
 WORK_NAME = ".work"  # unfinished work, removed when the manifest is written
 
+REJECTED_NAME = "rejected.jsonl"
+REPAIRED_NAME = "repaired.jsonl"
+EXCLUDED_NAME = "excluded.jsonl"
+DROPPED_NAME = "dropped.jsonl"
+REMOVED_NAME = "removed.jsonl.zst"
+CONTAMINATED_NAME = "contaminated.jsonl"
+REPORT_NAMES = (
+    REJECTED_NAME,
+    REPAIRED_NAME,
+    EXCLUDED_NAME,
+    DROPPED_NAME,
+    REMOVED_NAME,
+    CONTAMINATED_NAME,
+)
+
 NUMBERS = re.compile("([0-9]+)")  # not \d, which also matches the digits of other scripts
+
+
+def name_in_generation(name: str, generation: int) -> str:
+    """Return the name of a list that a generation of a dataset added.
+
+    >>> name_in_generation("sources.jsonl", 1), name_in_generation("sources.jsonl", 2)
+    ('sources.jsonl', 'sources_2.jsonl')
+    >>> name_in_generation("removed.jsonl.zst", 2)
+    'removed_2.jsonl.zst'
+    """
+    stem, dot, ending = name.partition(".")
+    return name if generation == 1 else f"{stem}_{generation}{dot}{ending}"
+
+
+def is_of_generation(name: str) -> bool:
+    """Return whether a file is a list that a later generation of a dataset added.
+
+    >>> [is_of_generation(name) for name in ("sources_2.jsonl", "sources.jsonl", "notes_2.jsonl")]
+    [True, False, False]
+    """
+    stem, _, rest = name.rpartition("_")
+    number, _, ending = rest.partition(".")
+    known = f"{stem}.{ending}" in (SOURCES_NAME, *REPORT_NAMES)
+    return known and number.isascii() and number.isdecimal()
 
 
 def by_numbers(name: str) -> tuple[list[tuple[int, str]], str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,18 @@ import orjson
 from tokenmill.errors import DatasetError, UsageError
 from tokenmill.storage.interface import Storage
 from tokenmill.storage.listing import find_sizes
-from tokenmill.storage.names import MANIFEST_NAME, SOURCES_NAME
+from tokenmill.storage.names import MANIFEST_NAME, name_in_generation
 from tokenmill.storage.object_path import as_path
 from tokenmill.storage.reading import read_inside
 from tokenmill.store.fields import KeptFields
 from tokenmill.store.frames import Compression
+from tokenmill.store.joined_sources import join_sources
 from tokenmill.store.manifest_body import (
     COMPRESSED_VERSION,
-    FIELDS_VERSION,
+    EXTENDED_VERSION,
     FORMAT,
     VERSION,
+    SplitSize,
     decode_manifest,
     read_kind,
     seal,
@@ -77,8 +79,21 @@ class Split:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Generation:
+    """An earlier state of a dataset that has grown. `splits` says how much of each split it has."""
+
+    splits: Mapping[str, SplitSize]
+    settings: Mapping[str, Any]
+    ledger: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The content of `dataset_metadata.json`, checked."""
+    """The content of `dataset_metadata.json`, checked.
+
+    `generations` are the earlier states of a dataset that has grown. Its `sources` then consist of
+    one table for each generation. `ledger` adds up over all generations.
+    """
 
     dtype: str
     vocab_size: int
@@ -92,6 +107,56 @@ class Manifest:
     ledger: Mapping[str, Any] = field(default_factory=dict)
     compression: Compression | None = None
     fields: KeptFields | None = None  # the fields that were kept beside the tokens
+    generations: tuple[Generation, ...] = ()
+    later: int = field(default=0, compare=False)  # how many generations `at` left out
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest generation of the dataset."""
+        return self.generation + self.later
+
+    @property
+    def generation(self) -> int:
+        """The number of the dataset's state: 1, and one more each time that the dataset grew."""
+        return len(self.generations) + 1
+
+    def list_files(self, name: str) -> list[str]:
+        """Return the names that a list, such as `rejected.jsonl`, has in each generation."""
+        return [name_in_generation(name, number + 1) for number in range(self.generation)]
+
+    def at(self, generation: int) -> Manifest:
+        """Return the manifest as it was before the dataset grew beyond `generation`."""
+        if generation == self.generation:
+            return self
+        then = self.generations[generation - 1]
+        return replace(
+            self,
+            splits={
+                name: Split(shards=self.splits[name].shards.first(size.shards))
+                for name, size in then.splits.items()
+            },
+            settings=then.settings,
+            ledger=then.ledger,
+            sources=join_sources(self.sources.parts[:generation]),
+            generations=self.generations[: generation - 1],
+            later=self.newest - generation,
+        )
+
+    @property
+    def all_settings(self) -> list[Mapping[str, Any]]:
+        """The settings of all generations, the newest last."""
+        return [*(one.settings for one in self.generations), self.settings]
+
+    def as_earlier(self) -> Generation:
+        """Return this state of the dataset as an earlier generation, for a dataset that grows."""
+        return Generation(
+            splits={
+                name: SplitSize(split.tokens, split.documents, len(split.shards))
+                for name, split in self.splits.items()
+            },
+            settings=self.settings,
+            ledger=self.ledger,
+        )
 
     def to_json(self) -> bytes:
         """Return the bytes of the manifest's file: indented JSON, with a final newline."""
@@ -105,9 +170,19 @@ class Manifest:
         }
         is_plain = self.compression is None
         version = VERSION if is_plain else COMPRESSED_VERSION
+        *earlier, own = map(_describe_sources, self.sources.parts)
+        generations = [
+            {
+                "splits": dict(one.splits),
+                "settings": dict(one.settings),
+                "ledger": dict(one.ledger),
+                "sources": sources,
+            }
+            for one, sources in zip(self.generations, earlier, strict=True)
+        ]
         body = {
             "format": FORMAT,
-            "version": version if self.fields is None else FIELDS_VERSION,
+            "version": EXTENDED_VERSION if generations or self.fields is not None else version,
             "dtype": self.dtype,
             "vocab_size": self.vocab_size,
             "tokenizer": {"name": self.tokenizer, "fingerprint": self.tokenizer_fingerprint},
@@ -117,12 +192,8 @@ class Manifest:
             **({} if self.fields is None else {"fields": self.fields}),
             "settings": dict(self.settings),
             "ledger": dict(self.ledger),
-            "sources": {
-                "path": SOURCES_NAME,
-                "count": len(self.sources),
-                "bytes": self.sources.bytes,
-                "xxh3_128": self.sources.xxh3_128,
-            },
+            "sources": own,
+            **({"generations": generations} if generations else {}),
         }
         encoded = orjson.dumps(body, msgspec.to_builtins, option=orjson.OPT_INDENT_2)
         head = encoded.removesuffix(b"\n}") + b",\n  "
@@ -154,7 +225,8 @@ class Manifest:
                 "read. Use a larger `tokens_per_shard`."
             )
         self.from_json(data, os.sep)  # never write a manifest that cannot be read
-        storage.write(SOURCES_NAME, self.sources.encode())
+        added = self.sources.parts[-1]  # the tables of earlier generations are there already
+        storage.write(added.path, added.encode())
         storage.write(MANIFEST_NAME, data)
 
     @classmethod
@@ -180,7 +252,9 @@ is damaged: "format" is 'other', not 'tokenmill'. If the files beside it contain
 their `dtype` and `format='raw'`.
         """
         name = str(as_path(folder) / MANIFEST_NAME)
-        body, settings, ledger = decode_manifest(data, name)
+        body, (*before, own) = decode_manifest(data, name)
+        earlier = body.generations or []
+        sources = [*(one.sources for one in earlier), body.sources]
         return cls(
             dtype=body.dtype,
             vocab_size=body.vocab_size,
@@ -192,24 +266,47 @@ their `dtype` and `format='raw'`.
                 split: Split(shards=ShardTable.of(part.shards))
                 for split, part in body.splits.items()
             },
-            sources=SourceTable(
-                body.sources.count,
-                body.sources.bytes,
-                body.sources.xxh3_128,
-                body.sources.path,
-                as_path(folder).absolute(),
+            sources=join_sources(
+                [
+                    SourceTable(
+                        one.count,
+                        one.bytes,
+                        one.xxh3_128,
+                        one.path,
+                        as_path(folder).absolute(),
+                    )
+                    for one in sources
+                ]
             ),
-            settings=settings,
-            ledger=ledger,
+            settings=own.settings,
+            ledger=own.ledger,
             compression=body.compression,
             fields=body.fields,
+            generations=tuple(
+                Generation(splits=one.splits, settings=opened.settings, ledger=opened.ledger)
+                for one, opened in zip(earlier, before, strict=True)
+            ),
         )
 
 
+def _describe_sources(table: SourceTable) -> dict[str, Any]:
+    return {
+        "path": table.path,
+        "count": len(table),
+        "bytes": table.bytes,
+        "xxh3_128": table.xxh3_128,
+    }
+
+
 def check_shard_count(
-    tokens: Iterable[int], tokens_per_shard: int, compression: Compression | None = None
+    tokens: Iterable[int],
+    tokens_per_shard: int,
+    compression: Compression | None = None,
+    before: int = 0,
 ) -> None:
     """Raise UsageError if there would be more shards than a manifest can list.
+
+    `before` is the number of shards that the dataset has already.
 
     >>> check_shard_count([10**9, 5], tokens_per_shard=1000)
     Traceback (most recent call last):
@@ -217,7 +314,7 @@ def check_shard_count(
     tokenmill.errors.UsageError: `tokens_per_shard` is 1,000, which makes 1,000,001 shards; at most \
 335,544 are possible. Use a larger `tokens_per_shard`.
     """
-    count = sum(-(-some // tokens_per_shard) for some in tokens)
+    count = before + sum(-(-some // tokens_per_shard) for some in tokens)
     most = MOST_SHARDS if compression is None else _MOST_COMPRESSED
     if count > most:
         raise UsageError(

@@ -10,8 +10,10 @@ import difflib
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate, chain
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,9 +30,9 @@ from tokenmill.wording import brief, harmless
 FORMAT = "tokenmill"
 VERSION = 3
 COMPRESSED_VERSION = 4  # the version of datasets with compressed shards
-FIELDS_VERSION = 5  # the version of datasets with kept fields; their shards may be compressed
+EXTENDED_VERSION = 5  # of datasets with kept fields or several generations, compressed or not
 MOST_SPLITS = 1_000
-_VERSIONS = (VERSION, COMPRESSED_VERSION, FIELDS_VERSION)
+MOST_GENERATIONS = 10_000
 
 # The entries of the file. `_count_strings` relies on every entry being required, except those in
 # `_OPTIONAL`; either all shards have the entry `compressed`, or none has it.
@@ -63,6 +65,21 @@ class _Sources(_Entry):
     xxh3_128: Name
 
 
+class SplitSize(_Entry):
+    """How much of a split an earlier generation has: its first shards, and what is in them."""
+
+    tokens: Count
+    documents: Count
+    shards: Count
+
+
+class _Generation(_Entry):
+    splits: Annotated[dict[Name, SplitSize], msgspec.Meta(max_length=MOST_SPLITS)]
+    settings: msgspec.Raw
+    ledger: msgspec.Raw
+    sources: _Sources
+
+
 class Body(_Entry, omit_defaults=True):
     """The whole manifest."""
 
@@ -79,6 +96,16 @@ class Body(_Entry, omit_defaults=True):
     xxh3_128: Name
     compression: Compression | None = None
     fields: KeptFields | None = None
+    generations: (
+        Annotated[list[_Generation], msgspec.Meta(min_length=1, max_length=MOST_GENERATIONS)] | None
+    ) = None
+
+
+class Opened(NamedTuple):
+    """The two entries of a manifest, or of a generation, that may hold any JSON object."""
+
+    settings: dict[str, Any]
+    ledger: dict[str, Any]
 
 
 class _Kind(msgspec.Struct):
@@ -89,12 +116,13 @@ class _Kind(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(Body)
-_OPTIONAL = ("compression", "compressed", "fields")  # absent instead of null
+_OPTIONAL = ("compression", "compressed", "fields", "generations")  # absent instead of null
+_VERSIONS = (VERSION, COMPRESSED_VERSION, EXTENDED_VERSION)
 _NAMES = {
     name
     for kind in (
         *(Body, _Tokenizer, _EndOfText, _Split, _Sources, Compression, Shard, CompressedFile),
-        *(KeptFields, FieldsFile),
+        *(KeptFields, FieldsFile, _Generation, SplitSize),
     )
     for name in kind.__struct_fields__
 }
@@ -105,21 +133,27 @@ def read_kind(data: bytes) -> _Kind:
     return msgspec.json.decode(data, type=_Kind)
 
 
-def decode_manifest(data: bytes, name: str) -> tuple[Body, dict[str, Any], dict[str, Any]]:
-    """Decode and check a manifest. Returns all entries, and its `settings` and `ledger`, parsed.
+def decode_manifest(data: bytes, name: str) -> tuple[Body, list[Opened]]:
+    """Decode and check a manifest.
 
-    The ledger counts the documents that were read, kept and dropped. Errors call the file `name`.
+    Returns all entries, and `settings` and `ledger`, parsed: those of the earlier generations, and
+    last those of the dataset itself. The ledger counts the documents that were read, kept and
+    dropped. Errors call the file `name`.
     """
     try:
         body = _DECODER.decode(data)
-        settings, ledger = (
-            _read_open(body.settings, "settings"),
-            _read_open(body.ledger, "ledger"),
-        )
-        _check_body(body, data, settings, ledger)
+        holders = [*(body.generations or ()), body]
+        if len(holders) > 1:
+            raws = (raw for one in holders for raw in (one.settings, one.ledger))
+            check_values(b",".join(map(bytes, raws)))
+        opened = [
+            Opened(_read_open(one.settings, "settings"), _read_open(one.ledger, "ledger"))
+            for one in holders
+        ]
+        _check_body(body, data, opened)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise _explain(name, data, error) from None
-    return body, settings, ledger
+    return body, opened
 
 
 def _explain(name: str, data: bytes, error: Exception) -> DamagedFileError:
@@ -143,7 +177,7 @@ def _explain(name: str, data: bytes, error: Exception) -> DamagedFileError:
         return DamagedFileError(
             name,
             f"has version {_name(kind.version)}, but this tokenmill reads only versions {VERSION} to "
-            f"{FIELDS_VERSION}",
+            f"{EXTENDED_VERSION}",
             "Prepare the dataset again: run the same tokenmill prepare command with --restart."
             if is_older
             else "Use the tokenmill that wrote it, or a newer one.",
@@ -177,13 +211,14 @@ def _read_open(raw: msgspec.Raw, name: str) -> dict[str, Any]:
     return value
 
 
-def _check_body(body: Body, data: bytes, settings: dict[str, Any], ledger: dict[str, Any]) -> None:
+def _check_body(body: Body, data: bytes, opened: Sequence[Opened]) -> None:
     """Check the rules that types cannot express; raises a ValueError."""
     if not _has_seal(data):
         raise ValueError
     _check_compression(body)
+    _check_version(body)
     _check_fields(body)
-    if _count_quotes(data) != 2 * sum(map(_count_strings, (body, settings, ledger))):
+    if _count_quotes(data) != 2 * sum(map(_count_strings, (body, *chain.from_iterable(opened)))):
         raise ValueError(_explain_strings(data))
     if body.vocab_size > int(np.iinfo(body.dtype).max) + 1:
         raise ValueError(f"a vocabulary of {body.vocab_size} does not fit in {body.dtype}")
@@ -201,12 +236,39 @@ def _check_body(body: Body, data: bytes, settings: dict[str, Any], ledger: dict[
                 raise ValueError(f"split {name!r} says {said} {what}, but its shards have {found}")
         _check_paths([shard.path for shard in split.shards])
         _check_paths([shard.documents_path for shard in split.shards])
+    _check_generations(body)
+
+
+def _check_generations(body: Body) -> None:
+    """Check that every earlier generation is a beginning of the next one."""
+    generations = body.generations or []
+    paths = {body.sources.path}
+    for number, one in enumerate(generations, 1):
+        _check_path(one.sources.path)
+        if one.sources.path in paths:
+            raise ValueError(f"it names {one.sources.path} twice")
+        paths.add(one.sources.path)
+        if one.splits.keys() != body.splits.keys():
+            raise ValueError(f"generation {number} does not have the splits of the dataset")
+    for name, split in body.splits.items() if generations else ():
+        sizes = [one.splits[name] for one in generations]
+        counts = [0, *(size.shards for size in sizes), len(split.shards)]
+        if counts != sorted(counts):
+            raise ValueError(f"a generation has more shards of split {name!r} than the next one")
+        for what in ("tokens", "documents"):
+            sums = [0, *accumulate(getattr(shard, what) for shard in split.shards)]
+            for number, size in enumerate(sizes, 1):
+                if (said := getattr(size, what)) != sums[size.shards]:
+                    raise ValueError(
+                        f"generation {number} says {said} {what} of split {name!r}, but its shards "
+                        f"have {sums[size.shards]}"
+                    )
 
 
 def _check_compression(body: Body) -> None:
     """Check that all shards and the entry `compression` fit the version: compressed or plain."""
     is_compressed = body.compression is not None
-    if body.version != FIELDS_VERSION and (body.version == COMPRESSED_VERSION) != is_compressed:
+    if body.version != EXTENDED_VERSION and is_compressed != (body.version == COMPRESSED_VERSION):
         raise ValueError(f"'compression' does not fit version {body.version}")
     for split in body.splits.values():
         for shard in split.shards:
@@ -214,10 +276,19 @@ def _check_compression(body: Body) -> None:
                 raise ValueError(f"'compressed' of {shard.path} does not fit 'compression'")
 
 
+def _check_version(body: Body) -> None:
+    """Check that the version says whether there are kept fields or generations: never both."""
+    is_extended = body.version == EXTENDED_VERSION
+    entries = {"fields": body.fields, "generations": body.generations}
+    found = [name for name, entry in entries.items() if entry is not None]
+    if found and not is_extended:
+        raise ValueError(f"{found[0]!r} does not fit version {body.version}")
+    if is_extended and len(found) != 1:
+        raise ValueError(f"version {body.version} needs either 'fields' or 'generations'")
+
+
 def _check_fields(body: Body) -> None:
-    """Check that the entry `fields` fits the version, and names files in the folder."""
-    if (body.fields is not None) != (body.version == FIELDS_VERSION):
-        raise ValueError(f"'fields' does not fit version {body.version}")
+    """Check that the entry `fields` names files in the folder."""
     if body.fields is None:
         return
     for name in body.fields.names:

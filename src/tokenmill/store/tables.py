@@ -145,6 +145,21 @@ class ShardTable:
     def __len__(self) -> int:
         return len(self.path)
 
+    def first(self, count: int) -> ShardTable:
+        """Return the table of the first `count` shards."""
+        files = self.compressed
+        return ShardTable(
+            path=self.path[:count],
+            tokens=self.tokens[:count],
+            documents=self.documents[:count],
+            xxh3_128=self.xxh3_128[:count],
+            documents_path=self.documents_path[:count],
+            documents_xxh3_128=self.documents_xxh3_128[:count],
+            compressed=CompressedFiles(files.bytes[:count], files.xxh3_128[:count])
+            if files is not None and count
+            else None,
+        )
+
     def __getitem__(self, index: int) -> Shard:
         return Shard(
             path=self.path[index],
@@ -217,21 +232,26 @@ class SourceTable:
         self, count: int, bytes: int, xxh3_128: str, path: str, where: Path | bytes
     ) -> None:
         self._count, self.bytes, self.xxh3_128 = count, bytes, xxh3_128
-        self._facts = (count, bytes, xxh3_128)
+        self._facts: tuple[Any, ...] = (count, bytes, xxh3_128)
         self.path = path
         self._where = where  # the dataset's folder, or the lines themselves
         self._maps = Maps(partial(_read, where, path, count, xxh3_128))
 
     @classmethod
-    def of(cls, sources: Iterable[Source]) -> SourceTable:
-        """Make a table in memory."""
+    def of(cls, sources: Iterable[Source], path: str = SOURCES_NAME) -> SourceTable:
+        """Make a table in memory. `path` is the name of its file in the dataset's folder."""
         count = total = 0
         lines = bytearray()
         for source in sources:
             lines += msgspec.json.encode(source) + b"\n"
             count, total = count + 1, total + source.bytes
         data = bytes(lines)
-        return cls(count, total, xxhash.xxh3_128_hexdigest(data), SOURCES_NAME, data)
+        return cls(count, total, xxhash.xxh3_128_hexdigest(data), path, data)
+
+    @property
+    def parts(self) -> tuple[SourceTable, ...]:
+        """The tables that this table consists of, one for each generation of the dataset."""
+        return (self,)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SourceTable, (*self._facts, self.path, self._where)

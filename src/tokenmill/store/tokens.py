@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, overload
 
@@ -33,11 +34,35 @@ from tokenmill.store.frame_rows import FrameRows, find_stored
 from tokenmill.store.gather import PIECE, Gatherer
 from tokenmill.store.range_reader import RangeReader
 from tokenmill.store.row_source import RowReader, RowSource
-from tokenmill.store.shards import ArrayShard, JoinedShards, Shards, are_files, find_object_folder
+from tokenmill.store.shards import (
+    ArrayShard,
+    JoinedShards,
+    Shards,
+    are_files,
+    combine_checksums,
+    find_object_folder,
+)
+from tokenmill.store.tables import ShardTable
 
 RUNS, RUN = 64, 256  # the fingerprint covers this many runs of this many tokens
 
 Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Earlier:
+    """A split in an earlier generation of its dataset: its number of tokens, in the first shards."""
+
+    tokens: int
+    shards: int
+    table: ShardTable  # of the whole split
+    dtype: np.dtype[Any]
+
+    @property
+    def checksum(self) -> str | None:
+        """The checksum of the tokens, as in `Shards.checksum`."""
+        table, end = self.table, self.shards
+        return combine_checksums(self.dtype, table.tokens[:end], table.xxh3_128[:end])
 
 
 class Tokens:
@@ -58,12 +83,14 @@ class Tokens:
         documents: DocumentTable | None = None,
         eot_id: int | None = None,
         eot: str = "after",
+        earlier: Sequence[Earlier] = (),
     ) -> None:
         self.split = split
         self.dtype: np.dtype[Any] = shards.dtype
         self.documents = documents
         self.eot_id = eot_id
         self.eot = eot
+        self.earlier = tuple(earlier)  # the same split before its dataset grew
         self._shards = shards
         self._gatherer = self._make_gatherer(shards)
         self._length = int(self._gatherer.starts[-1])
@@ -100,8 +127,9 @@ class Tokens:
 
     @property
     def _known(self) -> dict[str, Any]:
-        """The arguments of `Tokens` about documents: `documents`, `eot_id` and `eot`."""
-        return {"documents": self.documents, "eot_id": self.eot_id, "eot": self.eot}
+        """The arguments of `Tokens` besides the shards and the split."""
+        known = {"documents": self.documents, "eot_id": self.eot_id, "eot": self.eot}
+        return {**known, "earlier": self.earlier} if self.earlier else known
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Tokens, **self._known), (self._shards, self.split)
@@ -364,6 +392,22 @@ class Tokens:
         """
         checksum = self._shards.checksum
         return self.fingerprint if checksum is None else f"{self.fingerprint}:{checksum}"
+
+    @property
+    def generation(self) -> int:
+        """The generation of the dataset: 1, and one more each time that the dataset grew."""
+        return len(self.earlier) + 1
+
+    def find_generation(self, count: object, identity: object) -> int | None:
+        """Return which earlier generation has `count` tokens with a saved identity; None if none has.
+
+        Reads no tokens: it compares lengths and the checksums in the manifest.
+        """
+        fingerprint = str(identity).partition(":")[0]
+        for number, one in enumerate(self.earlier, 1):
+            if one.tokens == count and is_same_data(f"{fingerprint}:{one.checksum}", identity):
+                return number
+        return None
 
     def learn_fingerprint(self, identity: object) -> None:
         """Take the fingerprint from a saved identity, if tokens are slow to read.

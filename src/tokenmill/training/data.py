@@ -17,7 +17,7 @@ cost. Reading can stop between two rows, so that a run with large steps exits pr
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,6 @@ import numpy.typing as npt
 
 from tokenmill.dataset.named import parse_named
 from tokenmill.dataset.opening import Dataset
-from tokenmill.dataset.opening import open as open_dataset
 from tokenmill.errors import InputError, TokenizerError, UsageError
 from tokenmill.load.mixture import Mixture
 from tokenmill.load.prefetch import leave_if_stopped
@@ -36,7 +35,8 @@ from tokenmill.preparation.settings import EOT_TEXT
 from tokenmill.store.tokens import Tokens
 from tokenmill.tokenizers import Tokenizer
 from tokenmill.training.config import Config, Ids, check_value
-from tokenmill.training.run_reading import DataOrigin
+from tokenmill.training.run_generations import open_saved
+from tokenmill.training.run_reading import DataOrigin, SavedSource
 
 AnyPath = str | os.PathLike[str]
 
@@ -100,6 +100,14 @@ class _Source:
         return max(known)
 
     @property
+    def described(self) -> str:
+        """The path, and the generation if the dataset has grown since the run began."""
+        manifest = self.dataset.manifest
+        if manifest is None or manifest.generation == manifest.newest:
+            return self.path
+        return f"{self.path}, generation {manifest.generation} of {manifest.newest}"
+
+    @property
     def val(self) -> Tokens | None:
         return self.dataset["val"] if "val" in self.dataset.splits else None
 
@@ -128,10 +136,12 @@ def open_data(
     val_fraction: float | None = None,
     cache_dir: AnyPath | None = None,
     cache_bytes: int | None = None,
+    saved: Mapping[str, SavedSource] | None = None,
 ) -> RunData:
     """Open the data of a run: one dataset, several as `name=DIR:weight`, or a text file.
 
-    `val` is the path of tokens to validate on, instead of the split `val`. The other arguments work
+    `saved` are the tokens of the run that resumes, by source: if a dataset has grown, the generation
+    with these tokens is opened. `val` is the path of tokens to validate on, instead of the split `val`. The other arguments work
     as in `tokenmill.open`. The default `tokenizer` for `input_file` is gpt2.
 
     >>> import tempfile
@@ -160,11 +170,11 @@ tokenmill prepare TEXTS --out no/such
     options: dict[str, Any] = {"tokenizer": tokenizer, "dtype": dtype, "format": format}
     options |= {"vocab_size": vocab_size, "eot_id": eot_id}
     options |= {"cache_dir": cache_dir, "cache_bytes": cache_bytes}
-    sources = [_open(*parsed, val_fraction, options) for parsed in parse_named(data)]
+    sources = [_open(*parsed, val_fraction, options, saved or {}) for parsed in parse_named(data)]
     if sources:
         found = _join(sources, config)
     if val is not None:
-        other = _open("", os.fspath(val), 1.0, None, options)
+        other = _open("", os.fspath(val), 1.0, None, options, {})
         if sources:
             sources[0].check_same(other)
         found = replace(found, val=other.val or other.dataset["train"], notes=())
@@ -182,12 +192,19 @@ tokenmill prepare TEXTS --out no/such
 
 
 def _open(
-    name: str, path: str, weight: float, val_fraction: float | None, options: dict[str, Any]
+    name: str,
+    path: str,
+    weight: float,
+    val_fraction: float | None,
+    options: dict[str, Any],
+    saved: Mapping[str, SavedSource],
 ) -> _Source:
-    dataset = open_dataset(path, **options)
-    if val_fraction and not (name and "val" in dataset.splits):  # mixtures keep an existing `val`
-        dataset = open_dataset(path, **options, val_fraction=val_fraction)
-    return _Source(name=name, path=path, weight=weight, dataset=dataset)
+    # Mixtures keep an existing `val`.
+    keeps_val = bool(name)
+    opened = open_saved(
+        path, saved.get(name), val_fraction=val_fraction, keeps_val=keeps_val, **options
+    )
+    return _Source(name=name, path=path, weight=weight, dataset=opened.read)
 
 
 def _join(sources: Sequence[_Source], config: Config) -> RunData:
@@ -197,7 +214,7 @@ def _join(sources: Sequence[_Source], config: Config) -> RunData:
         first.check_same(source)
     parts = {source.name: (source.dataset["train"], source.weight) for source in sources}
     described = [
-        f"{f'{name} {weight:g} of ' if name else ''}{source.path}: {len(tokens):,} tokens"
+        f"{f'{name} {weight:g} of ' if name else ''}{source.described}: {len(tokens):,} tokens"
         for source, (name, (tokens, weight)) in zip(sources, parts.items(), strict=True)
     ]
     return RunData(

@@ -38,6 +38,7 @@ from tokenmill.training.model import Shape, check_memory, make_shape
 from tokenmill.training.rank_run import SMALL_DEFAULT, RankRun, RunReport
 from tokenmill.training.ranks import follow_launcher
 from tokenmill.training.run_folder import find_folder
+from tokenmill.training.run_generations import read_sources
 
 AnyPath = str | os.PathLike[str]
 _AHEAD = 16  # steps to read ahead
@@ -135,6 +136,7 @@ def train(
                 val_fraction=val_fraction,
                 cache_dir=cache_dir,
                 cache_bytes=cache_bytes,
+                saved={} if restart else read_sources(path),
             )
         stack.enter_context(follow_launcher(watcher.warn, config.rank_timeout))
         rank, world_size = find_ranks(backend)

@@ -94,9 +94,14 @@ class DataOrigin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return cls(data=named, input_file=file, **options)
 
 
-class _Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SavedSource(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """The training tokens of one dataset: their number, fingerprint, and the dataset's generation."""
+
     tokens: _Count
     fingerprint: _Text
+    generation: _Count = 1
 
 
 class RowIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,7 +112,7 @@ class RowIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     order: Kind
     block_rows: _Count | None
     group_blocks: _Count | None
-    sources: dict[_Text, _Source]
+    sources: dict[_Text, SavedSource]
     names: list[_Text] | None = None
     weights: _Weights | None = None
     block: _Count | None = None

@@ -6,7 +6,9 @@ are read. Of duplicates and empty documents there is no list.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -15,9 +17,9 @@ from tokenmill.inspect.view.overview import describe_once
 from tokenmill.inspect.view.query import Query
 from tokenmill.inspect.view.viewer import Page, Viewer
 from tokenmill.preparation.filter_judge import name_reason
-from tokenmill.preparation.folder import DROPPED_NAME, EXCLUDED_NAME, REJECTED_NAME
 from tokenmill.preparation.language_judge import REASON as LANGUAGE
 from tokenmill.storage.decoding import parse_json
+from tokenmill.storage.names import DROPPED_NAME, EXCLUDED_NAME, REJECTED_NAME
 from tokenmill.storage.reading import DamagedFileError, open_inside
 
 LISTED = 50  # records of a list to show
@@ -26,6 +28,7 @@ _MEANINGS = {
     "duplicate": "An earlier document has the same text after cleaning. Duplicates are not listed.",
     "empty": "The record has no text, or nothing is left after cleaning. These are not listed.",
     "only repeated lines": "All lines are earlier in the input. These documents are not listed.",
+    "not sampled": "The document is not in the sample that the settings ask for. These are not listed.",
     "no tokens": "The tokenizer removes all of the text. These documents are not listed.",
     "excluded": "The document is in a list of documents to exclude.",
     "near duplicate": "The document resembles one that stays; removed.jsonl.zst names both.",
@@ -79,14 +82,15 @@ def _explain(reason: str) -> str:
 
 def read_examples(dataset: Dataset, file: str) -> list[Example]:
     """Return the first records of a list; none if there is no list."""
-    if dataset.manifest is None:
-        return []
-    try:
-        with open_inside(dataset.path, file) as opened:
-            lines = islice(iter(lambda: opened.readline(_LONGEST_LINE), b""), LISTED)
-            return [found for line in lines if (found := _describe(line)) is not None]
-    except DamagedFileError:  # there is no list
-        return []
+    found: list[Example] = []
+    for one in [] if dataset.manifest is None else dataset.manifest.list_files(file):
+        with (
+            suppress(DamagedFileError),
+            open_inside(dataset.path, one) as opened,
+        ):  # if there is one
+            lines = islice(iter(partial(opened.readline, _LONGEST_LINE), b""), LISTED - len(found))
+            found += [entry for line in lines if (entry := _describe(line)) is not None]
+    return found
 
 
 def _describe(line: bytes) -> Example | None:

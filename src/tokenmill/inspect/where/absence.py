@@ -10,10 +10,12 @@ changed since.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from io import BufferedReader
 from typing import Any, BinaryIO, cast
 
+import numpy as np
 import orjson
 
 from tokenmill.dataset.opening import Dataset
@@ -21,19 +23,20 @@ from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.inspect.where.keys import find_key
 from tokenmill.inspect.where.source_record import SourceRecord
 from tokenmill.preparation.decontaminate import REASON as CONTAMINATED
-from tokenmill.preparation.folder import (
+from tokenmill.preparation.judges import open_panel
+from tokenmill.preparation.plan_judges import describe_judges, plan_judges
+from tokenmill.preparation.sampling import NOT_SAMPLED, find_rate, is_sampled
+from tokenmill.preparation.settings import PrepareSettings
+from tokenmill.preparation.sift import EXCLUDED, NEAR_DUPLICATE
+from tokenmill.progress import Watcher
+from tokenmill.storage.decoding import parse_json
+from tokenmill.storage.names import (
     CONTAMINATED_NAME,
     DROPPED_NAME,
     EXCLUDED_NAME,
     REJECTED_NAME,
     REMOVED_NAME,
 )
-from tokenmill.preparation.judges import open_panel
-from tokenmill.preparation.plan_judges import describe_judges, plan_judges
-from tokenmill.preparation.settings import PrepareSettings
-from tokenmill.preparation.sift import EXCLUDED, NEAR_DUPLICATE
-from tokenmill.progress import Watcher
-from tokenmill.storage.decoding import parse_json
 from tokenmill.storage.reading import DamagedFileError, open_inside
 from tokenmill.store.documents import Document
 from tokenmill.wording import count
@@ -58,7 +61,10 @@ class Reason:
 
 def read_settings(dataset: Dataset) -> PrepareSettings | None:
     """Return the settings that a dataset was prepared with; None if it was not made by `prepare`."""
-    settings = {} if dataset.manifest is None else dataset.manifest.settings
+    return None if dataset.manifest is None else _parse_settings(dataset.manifest.settings)
+
+
+def _parse_settings(settings: Mapping[str, Any]) -> PrepareSettings | None:
     known = {field.name for field in fields(PrepareSettings)}
     if not {"documents", "text_field", "dedup"} <= settings.keys():
         return None
@@ -102,6 +108,8 @@ def explain(
     if is_source and settings.dedup == "lines":
         detail = "all its lines that are long enough are earlier in the input"
         return Reason(reason="only repeated lines", detail=detail)
+    if is_source and not _is_in_sample(dataset, source, record.key):
+        return Reason(reason=NOT_SAMPLED, detail="the settings ask for a sample of the documents")
     twins = tuple(find_key(dataset, record.key, most=_TWINS, watcher=watcher))
     if twins and settings.removes_repeats:
         return Reason(reason="duplicate", detail="its text is in the dataset already", twins=twins)
@@ -179,6 +187,17 @@ def _describe_verdict(reason: str, value: Any) -> Reason:
     return Reason(reason=reason, detail=f"this rule drops it, because the text has {shown}")
 
 
+def _is_in_sample(dataset: Dataset, source: str, key: str) -> bool:
+    """Return whether a text of a source is in the sample of every generation of a dataset."""
+    manifest = dataset.manifest
+    assert manifest is not None
+    states = map(_parse_settings, manifest.all_settings)
+    rate = min((find_rate(settings, source) for settings in states if settings), default=1.0)
+    number = int(key, 16)
+    keys = np.array([[number >> 64, number & (2**64 - 1)]], np.uint64)
+    return bool(is_sampled(keys, np.array([rate]))[0])
+
+
 def _is_listed(dataset: Dataset, source: str, place: int) -> bool:
     found = find_report(dataset, source, place=place)
     return found is not None and found[1].reason == EXCLUDED
@@ -231,9 +250,13 @@ def find_excluded(dataset: Dataset, key: str) -> dict[str, Any] | None:
 
 
 def _read_report(dataset: Dataset, name: str, needle: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a list whose lines contain the bytes `needle`."""
-    try:
-        with open_inside(dataset.path, name) as packed, _decompressed(packed, name) as file:
+    """Yield the entries of a list, of all generations, whose lines contain the bytes `needle`."""
+    for one in [name] if dataset.manifest is None else dataset.manifest.list_files(name):
+        with (
+            suppress(DamagedFileError),  # if there is one
+            open_inside(dataset.path, one) as packed,
+            _decompressed(packed, name) as file,
+        ):
             while data := file.readline(_LONGEST_LINE):
                 if needle in data:
                     try:
@@ -242,8 +265,6 @@ def _read_report(dataset: Dataset, name: str, needle: bytes) -> Iterator[dict[st
                         continue
                     if isinstance(entry, dict):
                         yield entry
-    except DamagedFileError:
-        return  # the list does not exist
 
 
 def _decompressed(file: BinaryIO, name: str) -> BinaryIO:

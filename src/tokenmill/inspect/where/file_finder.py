@@ -67,16 +67,20 @@ class FileFinder:
                 assert dataset.manifest is not None
                 sources = dataset.manifest.sources
                 numbers = find_sources(sources, place.name)
-                if len(numbers) > 1:
+                if len({sources[number].path for number in numbers}) > 1:
                     shown = ", ".join(one_line(sources[number].path) for number in numbers[:5])
                     more = ", …" if len(numbers) > 5 else ""
                     raise UsageError(
                         f"{one_line(place.name)} may be several sources: {shown}{more}. Give more of "
                         "the path."
                     )
-                for number in numbers:
-                    one = _OneSource(self, name, dataset, number, place)
-                    found.append(one.list() if place.number is None else one.find())
+                # Several generations of the dataset may have read the same file.
+                ones = [_OneSource(self, name, dataset, number, place) for number in numbers]
+                if place.number is None:
+                    found += [one.list() for one in ones]
+                else:
+                    answers = [one.find() for one in ones]
+                    found += [one for one in answers if one.documents] or answers[-1:]
             if found:
                 return _join(what, found)
         return None

@@ -117,6 +117,38 @@ class ManifestParser(_Dataset):
         return Case({**self.sound, MANIFEST_NAME: data}, facts)
 
 
+class GrownManifestParser(ManifestParser):
+    """The manifest of a dataset that has grown twice; its earlier generations are opened, too."""
+
+    name = "grown-manifest"
+
+    def prepare(self, folder: Path) -> None:
+        texts = folder.with_name(f"{folder.name}-texts")
+        texts.mkdir()
+        for number in range(3):
+            some = [f"text {number} {n} " * n for n in range(1, 9)]
+            (texts / f"{number}.txt").write_text("<|endoftext|>".join(some))
+            more: dict[str, Any] = {"append": True}
+            if not number:
+                more = {"tokenizer": "bytes", "tokens_per_shard": 300, "val_fraction": 0.3}
+            tokenmill.prepare(texts / f"{number}.txt", folder, workers=1, progress=False, **more)
+        self.ids = {name: tokens[:] for name, tokens in tokenmill.open(folder).items()}
+        self.sound = read_files(folder)
+        self.body = json.loads(self.sound[MANIFEST_NAME])
+
+    def check(self, case: Case, folder: Path) -> None:
+        super().check(case, folder)
+        with refused():
+            manifest = Manifest.from_json(case.files[MANIFEST_NAME], folder)
+            for number in range(1, min(manifest.generation, 4) + 1):
+                earlier = Manifest.from_json(manifest.at(number).to_json(), folder)
+                require(earlier.generation == number, "another generation")
+                for name, split in earlier.splits.items():
+                    size = manifest.splits[name]
+                    require(split.tokens <= size.tokens, "an earlier generation has more tokens")
+            use(folder, tiled=False, generation=1)
+
+
 class SourcesParser(_Dataset):
     name = "sources"
 
@@ -292,6 +324,7 @@ class TableHeaderParser(Parser):
 
 PARSERS = [
     ManifestParser(),
+    GrownManifestParser(),
     SourcesParser(),
     TablesParser(),
     FramesParser(),
