@@ -97,7 +97,7 @@ class PrepareSettings:
     on_bad_text: Literal["repair", "drop", "refuse"] = "repair"
     skip_bad_files: bool = False
     sample: float = 1.0
-    weight: tuple[str, ...] = ()
+    weight: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         given = [self.weight] if isinstance(self.weight, str) else self.weight
