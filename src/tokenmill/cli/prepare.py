@@ -60,7 +60,7 @@ _LISTS = (
 class _GivenSettings(PrepareSettings):
     __doc__ = PrepareSettings.__doc__
 
-    weight: Annotated[tuple[str, ...], Parameter(negative="")]
+    weight: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
     def __new__(cls, **given: Any) -> Self:
         made = super().__new__(cls)

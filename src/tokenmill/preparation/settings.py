@@ -177,7 +177,7 @@ class PrepareSettings:
     mask_emails: bool = False
     mask_ips: bool = False
     sample: float = 1.0
-    weight: tuple[str, ...] = ()
+    weight: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         given = [self.weight] if isinstance(self.weight, str) else self.weight
