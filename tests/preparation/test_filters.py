@@ -139,3 +139,12 @@ def test_scripts() -> None:
     for name in ("Latin", "Cyrillic", "Han"):
         expected = [script(text, name) for text in texts]
         assert share_of_script(block, script=name).tolist()[:5] == pytest.approx(expected[:5])
+
+
+@pytest.mark.parametrize("size", [999, 1000, 1001, 1002, 1500, 2048])
+def test_lines_with_very_long_words(size: int) -> None:
+    line = f"one two {'z' * size}."
+    texts = [line, f"{line}\nOne two three. Four.", "é" * size, f"x1{'y' * size}", "a " * size]
+    for measure in ("sentences", "encoded_lines"):
+        measured = rules.MEASURES[measure](Block("\0".join(texts).encode())).tolist()
+        assert measured == pytest.approx([MEASURES[measure](text) for text in texts])
