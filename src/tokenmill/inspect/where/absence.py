@@ -176,7 +176,7 @@ def _judge(dataset: Dataset, settings: PrepareSettings, record: SourceRecord) ->
 
 def _describe_verdict(reason: str, value: Any) -> Reason:
     shown = f"{value:.4g}" if isinstance(value, float) else value
-    return Reason(reason=reason, detail=f"this rule drops it, because the text has {shown}")
+    return Reason(reason=reason, detail=f"this rule drops it: its measure is {shown}")
 
 
 def _is_listed(dataset: Dataset, source: str, place: int) -> bool:
