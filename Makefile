@@ -30,6 +30,7 @@ demo: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/clean.py
 	$(BIN)/python benchmarks/prepare.py
+	$(BIN)/python benchmarks/filters.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/load.py
 	$(BIN)/python benchmarks/huge.py

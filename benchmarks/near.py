@@ -288,8 +288,11 @@ def measure_speed(folder: Path, size: int) -> list[dict[str, Any]]:
     source = write(folder / "speed", texts)
     megabytes = sum(path.stat().st_size for path in source.iterdir()) / 1e6
     rows: list[dict[str, Any]] = []
-    plain = ("tokenmill, `--dedup documents`", lambda a, b: tokenmill_command(a, b, "documents"))
-    for name, command in (plain, *((tool, make) for tool, make, _ in TOOLS)):
+    commands: list[tuple[str, Callable[[Path, Path], list[str]]]] = [
+        ("tokenmill, `--dedup documents`", lambda a, b: tokenmill_command(a, b, "documents")),
+        *((tool, command) for tool, command, _ in TOOLS),
+    ]
+    for name, command in commands:
         seconds, cpu, peak = run(command(source, folder / f"speed-{len(rows)}"))
         rows.append(
             {

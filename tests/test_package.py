@@ -8,6 +8,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_type_hints
 
@@ -35,6 +36,9 @@ def test_every_public_name_is_documented(name: str) -> None:
 def test_type_checkers_know_every_setting_of_prepare() -> None:
     """Their names and types are those of the fields of `PrepareSettings`."""
     known = get_type_hints(PrepareArguments)
+    for name in ("filter", "language"):  # the settings are tuples; arguments may also be text
+        assert known.pop(name) == str | Sequence[str]
+        known[name] = tuple[str, ...]
     assert known == get_type_hints(PrepareSettings)
     assert inspect.signature(tokenmill.prepare).parameters["settings"].annotation == (
         "Unpack[PrepareArguments]"

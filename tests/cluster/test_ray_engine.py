@@ -28,7 +28,7 @@ pytest.importorskip("ray")
 
 HERE = Path(__file__).parent
 COMMAND = str(Path(sys.executable).with_name("tokenmill"))
-DEDUPS = ("documents", "lines")
+DEDUPS = ("documents", "lines", "near")
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_memory_monitor_refresh_ms": "0",  # others use this machine's memory too

@@ -18,6 +18,7 @@ from naive import END, Expected, check_dataset, encode_bytes, make_expected, rea
 from preparing import InProcessEngine, assert_same_files, make, make_in_workers, small
 
 import tokenmill
+from tokenmill.cli import main
 from tokenmill.contamination import protected
 from tokenmill.contamination.cutting import cut_protected
 from tokenmill.contamination.evaluation import Matching, read_protected
@@ -227,3 +228,19 @@ def test_a_resumed_run_has_the_same_bytes_and_refuses_other_texts(tmp_path: Path
     assert 0 < report.parts_done_before < report.parts
     assert_same_files(tmp_path / "out", tmp_path / "whole")
     assert make(corpus, tmp_path / "out", **options).was_finished
+
+
+def test_the_command_takes_several_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = write_texts(tmp_path / "a.jsonl", [TEXT, "clean", f"{TEXT[::-1]} again"])
+    first = write_texts(tmp_path / "first.jsonl", [TEXT])
+    second = write_texts(tmp_path / "second.jsonl", ["short", TEXT[::-1]])
+    names = ["prepare", str(corpus), "--tokenizer", "bytes", "--val-fraction", "0"]
+    given = ["--decontaminate", str(first), str(second), "--out", str(tmp_path / "out")]
+    assert main([*names, *given, "--workers", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "3 in, 1 kept, 2 dropped (contains evaluation text)" in shown
+    assert "Not looked for: 1 evaluation text, too short." in shown
+    found = {line["evaluation"] for line in read_lines(tmp_path / "out" / "contaminated.jsonl")}
+    assert found == {str(first), str(second)}

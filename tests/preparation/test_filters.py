@@ -14,6 +14,7 @@ from preparing import python_sources
 
 from tokenmill.preparation.clean import clean
 from tokenmill.preparation.filter_judge import FilterJudge
+from tokenmill.preparation.filters import rules
 from tokenmill.preparation.filters.block import Block
 from tokenmill.preparation.filters.rules import PRESETS, REPEATED, RULES, TOP, Rule, parse_filters
 from tokenmill.preparation.filters.scripts import share_of_script
@@ -103,7 +104,7 @@ def test_measures_equal_the_plain_ones(texts: list[str], measure: str) -> None:
     rule = Rule(name=measure, measure=measure, is_least=False, threshold=THRESHOLDS[measure])
     some = texts[:2500]
     block = Block("\0".join(some).encode())
-    measured = rule.function(block).tolist()
+    measured = rules.MEASURES[measure](block).tolist()
     assert measured == pytest.approx([MEASURES[measure](text) for text in some])
     above = sum(value > rule.threshold for value in measured)
     assert 0 < above < len(some)
@@ -138,3 +139,12 @@ def test_scripts() -> None:
     for name in ("Latin", "Cyrillic", "Han"):
         expected = [script(text, name) for text in texts]
         assert share_of_script(block, script=name).tolist()[:5] == pytest.approx(expected[:5])
+
+
+@pytest.mark.parametrize("size", [999, 1000, 1001, 1002, 1500, 2048])
+def test_lines_with_very_long_words(size: int) -> None:
+    line = f"one two {'z' * size}."
+    texts = [line, f"{line}\nOne two three. Four.", "é" * size, f"x1{'y' * size}", "a " * size]
+    for measure in ("sentences", "encoded_lines"):
+        measured = rules.MEASURES[measure](Block("\0".join(texts).encode())).tolist()
+        assert measured == pytest.approx([MEASURES[measure](text) for text in texts])

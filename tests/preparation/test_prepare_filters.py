@@ -175,4 +175,4 @@ def test_where_names_the_rule(tmp_path: Path) -> None:
     for line in (1, 5, 40, 50):
         (absence,) = where(tmp_path / "out", f"{path}:{line}").absences
         assert absence.reason == ("filter min_words" if line < 10 else "filter max_words")
-        assert f"the text has {3 * line + 1}" in absence.detail
+        assert f"its measure is {3 * line + 1}" in absence.detail

@@ -204,6 +204,8 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]
             rows += _flat(value, f"{prefix}{name}.")
         elif isinstance(value, bool):
             rows.append((f"{prefix}{name}", "yes" if value else "no"))
+        elif isinstance(value, list):
+            rows += [(f"{prefix}{name}", ", ".join(map(str, value)))] if value else []
         elif value is not None and value not in ([], ""):
             rows.append((f"{prefix}{name}", count(value) if isinstance(value, int) else str(value)))
     return rows

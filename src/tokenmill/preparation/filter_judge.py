@@ -1,6 +1,6 @@
 """The judge of filters: measures documents and drops those that a rule does not allow.
 
-Documents are measured in blocks of about 512 KiB, which fit in the CPU's cache. Rules about
+Documents are measured in blocks of about 256 KiB, which fit in the CPU's cache. Rules about
 repetition measure only the documents that all other rules keep.
 """
 
@@ -19,7 +19,7 @@ from tokenmill.preparation.filters.rules import REPEATED, TOP, Rule
 from tokenmill.preparation.judges import Judge, Numbers, Verdicts
 from tokenmill.preparation.texts import Texts
 
-_BLOCK = 1 << 19  # bytes
+_BLOCK = 1 << 18  # bytes
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ import numpy.typing as npt
 
 from tokenmill.preparation.texts import Texts
 
-JUDGED = 1 << 20  # bytes; of a longer text, only so many are judged
+JUDGED = 1 << 18  # bytes; of a longer text, only so many are judged
 
 Numbers = npt.NDArray[np.uint16]  # 0: keep the text; else 1 + the index of a reason
 Findings = Sequence[Mapping[str, Any]]

@@ -106,7 +106,7 @@ def name_encoding(name: str) -> str | None:
 
 
 def choose_encoding(head: bytes, named: str) -> str | None:
-    """Return the encoding to convert a text from; None if it is UTF-8.
+    r"""Return the encoding to convert a text from; None if it is UTF-8.
 
     `head` are its first bytes. A byte order mark takes precedence over the encoding that the user
     `named`. With "auto", UTF-16 and UTF-32 are recognized.
@@ -126,7 +126,7 @@ def choose_encoding(head: bytes, named: str) -> str | None:
 
 
 def convert(blocks: Iterable[bytes], encoding: str, block_bytes: int) -> Iterator[bytes]:
-    """Yield a text in UTF-8, in blocks of at most `block_bytes`.
+    r"""Yield a text in UTF-8, in blocks of at most `block_bytes`.
 
     >>> b"".join(convert([b"gr\xf6", b"\xdfer"], "latin-1", 100)).decode()
     'größer'

@@ -90,8 +90,9 @@ def read_json_array(
             is_empty = is_first and len(some) == 1 and borders.is_at_end
             chunk = _read_elements(whole, some, start, field, hold_limit, keep, is_empty)
             is_first = False
+            taken = chunk.read  # before the caller counts bytes on disk in it
             yield from limit_chunk(chunk, cutter, block_bytes)
-            whole, start, stops = whole[chunk.read :], start + chunk.read, stops - chunk.read
+            whole, start, stops = whole[taken:], start + taken, stops - taken
         if borders.is_at_end:
             _refuse_more(path, whole, start)
         held, size = [whole], len(whole)

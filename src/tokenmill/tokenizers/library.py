@@ -5,6 +5,9 @@ for a model's input. Text that spells a special token is plain text: special tok
 spelling before the library sees them, so that it cannot find them, and their ids stay the same. The
 unknown token is not special here, because the library encodes unknown characters as it.
 
+Nothing is cleared when memory runs short: the library caches at most 10,000 words, and building the
+tables of a large vocabulary again would take a second each time.
+
 Costs: the library encodes about 1 MB/s on one core, a hundredth of gigatoken, and takes up to 500
 bytes of memory for a byte of text. So a long text is encoded in small pieces, if it is certain that
 this gives the same ids (`cuttable`), and is bounded more tightly otherwise (`weight`).
@@ -54,7 +57,16 @@ class LibraryVocabulary(DocumentVocabulary):
     unknown: str | None  # the token for characters that the vocabulary lacks
     spells_bytes: bool  # whether each id stands for the bytes that its token spells
 
+    _ready: Any = None
+
+    def check(self) -> None:
+        """Refuse a vocabulary that the library refuses. The next call of `native` returns the result."""
+        self._ready = self.native()
+
     def native(self) -> Any:
+        if self._ready is not None:
+            ready, self._ready = self._ready, None
+            return ready
         tokenizers = _import_library()
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers use all cores
         hidden = orjson.dumps(self._hide_specials()).decode()
@@ -68,6 +80,11 @@ class LibraryVocabulary(DocumentVocabulary):
                     f"`tokenizers` library uses {number}"
                 )
         return found
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `native` returns at once."""
+        return self._ready is not None
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -220,7 +237,7 @@ class LibraryTokenizer(VocabularyTokenizer):
     def __init__(self, vocabulary: LibraryVocabulary, *, name: str, eot_id: int | None) -> None:
         super().__init__(vocabulary, name=name, eot_id=eot_id)
         self.cuttable = vocabulary.cuttable
-        self._native: Any = None
+        self._native: Any = vocabulary.native() if vocabulary.is_ready else None
 
     @classmethod
     def read_vocabulary(cls, settings: Mapping[str, Any], where: str) -> LibraryVocabulary:
@@ -283,9 +300,6 @@ class LibraryTokenizer(VocabularyTokenizer):
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return b"?"  # one byte
         return token.removeprefix("##").replace("\u2581", " ").encode()
-
-    def forget(self) -> None:
-        self._native = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_native": None}  # a copy in another process builds its own

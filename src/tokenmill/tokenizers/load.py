@@ -252,7 +252,7 @@ def _read_for_library(
     try:
         vocabulary = LibraryVocabulary(document, where)
         if has_library():
-            vocabulary.native()
+            vocabulary.check()
             return vocabulary
     except TokenizerError as error:
         reason = str(error).partition(" cannot be used as a tokenizer: ")[2] or str(error)

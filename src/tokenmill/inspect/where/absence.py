@@ -184,7 +184,7 @@ def _judge(dataset: Dataset, settings: PrepareSettings, record: SourceRecord) ->
 
 def _describe_verdict(reason: str, value: Any) -> Reason:
     shown = f"{value:.4g}" if isinstance(value, float) else value
-    return Reason(reason=reason, detail=f"this rule drops it, because the text has {shown}")
+    return Reason(reason=reason, detail=f"this rule drops it: its measure is {shown}")
 
 
 def _is_in_sample(dataset: Dataset, source: str, key: str) -> bool:

@@ -76,7 +76,8 @@ class Block:
 
     @cached_property
     def _nul(self) -> Mask:
-        return self.bytes == 0
+        found: Mask = self.bytes == 0
+        return found
 
     @cached_property
     def ends(self) -> Places:
@@ -185,6 +186,15 @@ class Block:
         """The first letter or digit of each word that has one."""
         return self.first_of_words(self.letters | self.digits)
 
+    def long_words(self, size: int) -> Bits:
+        """Return the places from which on a word has at least `size` more bytes."""
+        found, width = self.words, 1
+        while found and width < size:
+            step = min(width, size - width)
+            found &= found >> step
+            width += step
+        return found
+
     @cached_property
     def three_dots(self) -> Bits:
         """The first bytes of three dots in a row."""
@@ -221,12 +231,14 @@ class Block:
         The lines are in order.
         """
         found = np.zeros(len(starts), np.bool_)
-        at = max(range(len(phrase) - 1), key=lambda i: _RARE.find(phrase[i : i + 1]))
+        at = max(range(len(phrase) - 2), key=lambda i: _RARE.find(phrase[i : i + 1]))
         lower, room = self._lower, len(self.data) - len(phrase) + 1
         if room <= 0 or not len(starts):
             return found
         first = lower[at : at + room] == phrase[at]
         first &= lower[at + 1 : at + 1 + room] == phrase[at + 1]
+        if len(phrase) - at > 2:
+            first &= lower[at + 2 : at + 2 + room] == phrase[at + 2]
         places = np.flatnonzero(first)
         head = phrase[:8]
         mask = np.uint64((1 << 8 * len(head)) - 1)

@@ -36,6 +36,7 @@ _CITATIONS = re.compile(rb"(?:\[\d*\]|\[edit\]|\[citation needed\])++\Z")
 _ENCODED_LINE, _DIGIT = re.compile(rb"[A-Za-z0-9+/=_-]+"), re.compile(rb"[0-9]")
 _CITED = 200  # bytes of a line in which citations are searched
 _LONGEST_STOP = max(map(len, STOP_WORDS))
+_HEAD = 64  # words of a text in which stop words are searched first
 _ONE = np.uint64(1)
 # The UTF-8 of these characters as numbers, as `Block.eights` gives them.
 _SENTENCE_ENDS = np.array(
@@ -116,12 +117,29 @@ def letter_words(block: Block) -> Values:
     return divide(block.count(block.first_of_words(block.letters)), block.word_counts)
 
 
-def stop_words(block: Block) -> Values:
-    """Count which of `STOP_WORDS` a text has, each as a word of its own, in lower case."""
+def stop_words(block: Block, *, enough: float) -> Values:
+    """Count which of `STOP_WORDS` a text has, each as a word of its own, in lower case.
+
+    If the first words of a text have `enough` of them, only those are counted.
+    """
+    sizes = block.word_counts
+    firsts = np.concatenate(([0], np.cumsum(sizes)))
+    heads = np.minimum(sizes, _HEAD)
+    before = np.repeat(firsts[:-1] - np.concatenate(([0], np.cumsum(heads)[:-1])), heads)
+    kinds = _count_stop_words(block, np.arange(len(before)) + before)
+    few = (kinds < enough) & (sizes > _HEAD)
+    if few.any():
+        rest = np.flatnonzero(few[block.word_documents])
+        kinds[few] = _count_stop_words(block, rest)[few]
+    return kinds
+
+
+def _count_stop_words(block: Block, chosen: Places) -> Values:
+    """Count the stop words among the chosen words of a block."""
     starts, ends = block.word_places
-    sizes = ends - starts
-    short = np.flatnonzero(sizes <= _LONGEST_STOP)
-    sizes = sizes[short]
+    sizes = ends[chosen] - starts[chosen]
+    short = chosen[sizes <= _LONGEST_STOP]
+    sizes = ends[short] - starts[short]
     words = block.eights[starts[short]] & ((np.uint64(1) << (8 * sizes).astype(np.uint64)) - _ONE)
     documents = block.word_documents[short]
     kinds = np.zeros(len(block))
@@ -259,16 +277,13 @@ def _measure_c4(block: Block) -> tuple[Values, Values, Values]:
         good &= dots == 0
     starts, ends, documents = starts[good], ends[good], documents[good]
     good = np.ones(len(starts), np.bool_)
-    for index in np.flatnonzero(ends - starts > LONG_WORD).tolist():
-        words = block.data[starts[index] : ends[index]].split()
-        good[index] = max(map(len, words)) <= LONG_WORD
+    if long := block.long_words(LONG_WORD + 1):
+        good = block.count_between(long, starts, ends) == 0
     placeholder = good & block.has_phrase(b"lorem ipsum", starts, ends)
     good &= ~block.has_phrase(b"javascript", starts, ends)
     brace = good & ~placeholder & (block.count_between(block.brace, starts, ends) > 0)
-    cookie = block.has_phrase(b"cookie", starts, ends).any()
     for phrase in POLICIES:
-        if cookie or b"cookie" not in phrase:
-            good &= ~block.has_phrase(phrase, starts, ends)
+        good &= ~block.has_phrase(phrase, starts, ends)
     starts, ends, kept = starts[good], ends[good], documents[good]
     marks = (block.bytes == ord(".")) | (block.bytes == ord("?")) | (block.bytes == ord("!"))
     inner = block.find(marks) & (block.blank >> 1)

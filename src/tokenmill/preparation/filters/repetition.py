@@ -23,7 +23,6 @@ Hashes = npt.NDArray[np.uint64]
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _STEP = np.uint64(0xD6E8FEB86659FD93)
 _LONG = 64  # bytes of a range that are hashed together with other ranges
-_MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
 
 
 def mix(values: Hashes) -> Hashes:
@@ -47,10 +46,10 @@ class Repeats:
 def _find_repeated(block: Block, starts: Places, ends: Places, documents: Places) -> Places:
     """Return which texts are equal to an earlier one of the same document."""
     sizes = ends - starts
-    masks = _low_bytes(sizes)
+    shifts = _shifts(sizes)
     # The first and the last bytes and the size tell most lines apart.
-    keys = mix((block.eights[starts] & masks) + _STEP * sizes.astype(np.uint64))
-    keys = mix(keys ^ (block.eights[np.maximum(starts, ends - 8)] & masks))
+    keys = mix((block.eights[starts] << shifts) + _STEP * sizes.astype(np.uint64))
+    keys = mix(keys ^ (block.eights[np.maximum(starts, ends - 8)] << shifts))
     salt = mix(documents.astype(np.uint64) + _STEP)
     near, _ = _find_equal(keys + salt)
     if not len(near):
@@ -90,15 +89,15 @@ def _find_equal(hashes: Hashes) -> tuple[Places, Places]:
     return places, np.flatnonzero(np.concatenate(([True], whole[1:] != whole[:-1])))
 
 
-def _low_bytes(sizes: Places) -> Hashes:
-    """Return masks of the lowest bytes of 64-bit numbers: as many as each size says, at most 8."""
-    return _MASKS[np.minimum(sizes, 8)]
+def _shifts(sizes: Places) -> Hashes:
+    """Return how far to shift eight bytes to the left, so that as many stay as each size says."""
+    return (8 * (8 - np.minimum(sizes, 8))).astype(np.uint64)
 
 
 def hash_ranges(block: Block, starts: Places, ends: Places, salt: Hashes) -> Hashes:
     """Return a hash of each range of the block and its salt. No range is empty."""
     sizes = ends - starts
-    found = mix((block.eights[starts] & _low_bytes(sizes)) + salt)
+    found = mix((block.eights[starts] << _shifts(sizes)) + salt)
     left = np.flatnonzero(sizes > 8)
     done = 8
     while len(left):
@@ -107,7 +106,7 @@ def hash_ranges(block: Block, starts: Places, ends: Places, salt: Hashes) -> Has
             for i in left.tolist():
                 found[i] ^= np.uint64(xxhash.xxh3_64_intdigest(view[starts[i] + done : ends[i]]))
             break
-        more = block.eights[starts[left] + done] & _low_bytes(sizes[left] - done)
+        more = block.eights[starts[left] + done] << _shifts(sizes[left] - done)
         found[left] = mix(found[left] * _STEP + more + np.uint64(1))
         done += 8
         left = left[sizes[left] > done]

@@ -29,7 +29,7 @@ from tokenmill.preparation.filters.scripts import SCRIPTS, share_of_script
 
 # The measures of rules, and what they measure. Rules about repetition have none here: `filter_judge.py`
 # measures all of them together.
-_MEASURES: Mapping[str, Measure] = {
+MEASURES: Mapping[str, Measure] = {
     "bytes": measures.count_bytes,
     "words": measures.count_words,
     "word_length": measures.mean_word_length,
@@ -38,7 +38,7 @@ _MEASURES: Mapping[str, Measure] = {
     "bullet_lines": measures.bullet_lines,
     "ellipsis_lines": measures.ellipsis_lines,
     "letter_words": measures.letter_words,
-    "stop_words": measures.stop_words,
+    "stop_words": partial(measures.stop_words, enough=float("inf")),
     "punctuated_lines": measures.punctuated_lines,
     "short_lines": measures.short_lines,
     "newlines": measures.newlines_per_word,
@@ -128,7 +128,9 @@ class Rule:
         """The function that measures documents, if the rule is not about repetition."""
         if self.measure == "script":
             return partial(share_of_script, script=self.argument)
-        return _MEASURES[self.measure]
+        if self.measure == "stop_words":
+            return partial(measures.stop_words, enough=self.threshold)
+        return MEASURES[self.measure]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +147,7 @@ class FunctionRule:
 def _names() -> dict[str, tuple[str, bool]]:
     """Return for the name of each rule its measure, and whether its threshold is a minimum."""
     found = {}
-    for measure in (*_MEASURES, *REPEATS, *TOP, *REPEATED):
+    for measure in (*MEASURES, *REPEATS, *TOP, *REPEATED):
         if measure in _BOTH or measure in _LEAST:
             found[f"min_{measure}"] = (measure, True)
         if measure not in _LEAST:
