@@ -16,7 +16,7 @@ import orjson
 from tokenmill.preparation.engine import Worker
 from tokenmill.preparation.key_files import damaged
 from tokenmill.preparation.segment import CONTINUES, read_document_records
-from tokenmill.preparation.sift import SPLITS
+from tokenmill.preparation.settings import SPLITS
 from tokenmill.store.fields import FieldsFile, FieldsWriter
 
 

@@ -99,6 +99,8 @@ def explain(
     """
     if record.fault is not None or record.key is None:
         return Reason(reason=record.fault or UNKNOWN, detail=record.detail)
+    if is_source and not _is_in_sample(dataset, source, record.key):
+        return Reason(reason=NOT_SAMPLED, detail="the settings ask for a sample of the documents")
     if is_source and (found := _find_contaminated(dataset, settings, source, record.start)):
         return found
     if found := _judge(dataset, settings, record):
@@ -108,8 +110,6 @@ def explain(
     if is_source and settings.dedup == "lines":
         detail = "all its lines that are long enough are earlier in the input"
         return Reason(reason="only repeated lines", detail=detail)
-    if is_source and not _is_in_sample(dataset, source, record.key):
-        return Reason(reason=NOT_SAMPLED, detail="the settings ask for a sample of the documents")
     twins = tuple(find_key(dataset, record.key, most=_TWINS, watcher=watcher))
     if twins and settings.removes_repeats:
         return Reason(reason="duplicate", detail="its text is in the dataset already", twins=twins)
@@ -188,14 +188,20 @@ def _describe_verdict(reason: str, value: Any) -> Reason:
 
 
 def _is_in_sample(dataset: Dataset, source: str, key: str) -> bool:
-    """Return whether a text of a source is in the sample of every generation of a dataset."""
+    """Return whether a text of a source is in the sample of a generation that has the source."""
     manifest = dataset.manifest
     assert manifest is not None
-    states = map(_parse_settings, manifest.all_settings)
-    rate = min((find_rate(settings, source) for settings in states if settings), default=1.0)
+    states = [_parse_settings(settings) for settings in manifest.all_settings]
+    if not any(settings is not None and settings.takes_sample for settings in states):
+        return True
+    rates = [
+        1.0 if settings is None else find_rate(settings, source)
+        for settings, part in zip(states, manifest.sources.parts, strict=True)
+        if any(part[number].path == source for number in part.find(source))
+    ]
     number = int(key, 16)
     keys = np.array([[number >> 64, number & (2**64 - 1)]], np.uint64)
-    return bool(is_sampled(keys, np.array([rate]))[0])
+    return bool(is_sampled(keys, np.array([max(rates, default=1.0)]))[0])
 
 
 def _is_listed(dataset: Dataset, source: str, place: int) -> bool:
