@@ -35,7 +35,7 @@ def is_sampled(keys: Keys, rates: npt.NDArray[np.float64]) -> npt.NDArray[np.boo
     result, divided by 2**53, are below the rate, the document is in the sample.
 
     >>> keys = np.array([[1, 0], [2, 0], [3, 0], [4, 0]], np.uint64)
-    >>> [is_sampled(keys, np.full(4, rate)).sum().item() for rate in (0.0, 0.3, 0.6, 1.0)]
+    >>> [is_sampled(keys, np.full(4, rate)).sum().item() for rate in (0.0, 0.1, 0.3, 1.0)]
     [0, 1, 2, 4]
     """
     x = keys[:, 0] ^ _SALT
