@@ -11,8 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[3]
 STORE = "manifest sources tables frames npy-header loader-state checkpoint metrics configuration"
 FORMATS = "npy llmc megatron datatrove olmo mds litdata nanogpt raw array_record"
-TOKENIZERS = "tokenizer-json split-json piece-json sentencepiece tiktoken tokenizer-state"
-TEXTS = "jsonl text gzip zstd bz2 xz parquet"
+TOKENIZERS = (
+    "tokenizer-json split-json piece-json sentencepiece tiktoken tokenizer-state unigram-json"
+)
+TEXTS = "jsonl text gzip zstd bz2 xz parquet arrow tar warc"
 RUNS = "prepare-receipts import-receipts reshard-receipts export-record hub commands sample"
 STORAGE = "addresses objects cache key-files"
 INSPECTED = "exclusions key-index statistics word-index run-data view"

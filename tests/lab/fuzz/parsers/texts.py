@@ -55,6 +55,11 @@ def texts_of(chunks: list[Chunk]) -> list[bytes]:
     return [text for chunk in chunks for text in chunk.texts]
 
 
+def _in_utf8(data: bytes) -> bytes:
+    encoding = choose_encoding(data[:4096], "auto")
+    return b"".join(convert([data], encoding, 1 << 20)) if encoding else data
+
+
 class JsonLinesParser(Parser):
     """Every line is a text, a rejection, or blank."""
 
@@ -90,6 +95,7 @@ class JsonLinesParser(Parser):
         chunks = read_all(folder / name, block=case.facts["block"])
         if name != "x.json":
             found = len(texts_of(chunks)) + sum(len(chunk.rejections) for chunk in chunks)
+            data = _in_utf8(data)
             lines = sum(bool(line.strip()) for line in data.split(b"\n"))
             continued = sum(chunk.continues for chunk in chunks)
             require(found - continued == lines, f"{lines} lines gave {found - continued} records")
@@ -127,9 +133,9 @@ class TextParser(Parser):
         chunks = read_all(folder / name, block=case.facts["block"])
         if name != "x.json":
             kept = b"".join(texts_of(chunks))
-            if encoding := choose_encoding(data[:4096], "auto"):
-                data = b"".join(convert([data], encoding, 1 << 20))
-            require(kept == data.replace(b"<|endoftext|>", b""), "a part of the text is lost")
+            require(
+                kept == _in_utf8(data).replace(b"<|endoftext|>", b""), "a part of the text is lost"
+            )
 
 
 def _zstd(data: bytes) -> bytes:
