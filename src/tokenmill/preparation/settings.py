@@ -18,7 +18,7 @@ from tokenmill.sources.fields import parse_text_field
 from tokenmill.sources.kept_fields import parse_kept_fields
 
 EOT_TEXT = "<|endoftext|>"
-_OMITTED = (
+_NEWER = (
     "compress",
     "csv",
     "decontaminate_action",
@@ -31,6 +31,7 @@ _OMITTED = (
     "language",
     "mask_emails",
     "mask_ips",
+    "near_threshold",
     "sample",
     "weight",
 )
@@ -300,16 +301,18 @@ class PrepareSettings:
     def to_json(self) -> dict[str, Any]:
         """Return the settings as the manifest stores them.
 
-        Those that came later than the first datasets are omitted if they have their defaults.
+        Those that came later than the first datasets are last, and are omitted if they have their
+        defaults. The threshold is stored if it was used.
         """
         settings = asdict(self)
         for field in fields(self):
-            if field.name in _OMITTED and settings[field.name] == field.default:
-                del settings[field.name]
-            elif isinstance(settings[field.name], tuple):
-                settings[field.name] = list(settings[field.name])
+            if field.name in _NEWER:
+                value = settings.pop(field.name)
+                is_used = self.dedup == "near" and field.name == "near_threshold"
+                if value != field.default or is_used:
+                    settings[field.name] = list(value) if isinstance(value, tuple) else value
         if self.dedup != "near":
-            del settings["near_threshold"]
+            settings.pop("near_threshold", None)
         return settings
 
     @property
