@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from naive import remove_lines
 
 from tokenmill.preparation.clean import clean_block
-from tokenmill.preparation.grind import _line_keys
 from tokenmill.preparation.key_files import Marks
 from tokenmill.preparation.lines import LineRemover, line_keys
+from tokenmill.preparation.scan_lines import _line_keys
 from tokenmill.preparation.texts import Texts
 from tokenmill.sources.records import Chunk, Cutter, split_records
 

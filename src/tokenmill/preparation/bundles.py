@@ -15,8 +15,7 @@ from typing import Any, Protocol
 from tokenmill.errors import InputError
 from tokenmill.preparation.engine import Engine, Task
 from tokenmill.preparation.folder import PreparationFolder
-from tokenmill.preparation.grind import Skipped
-from tokenmill.preparation.part import TooLargeError
+from tokenmill.preparation.part import Skipped, TooLargeError
 from tokenmill.preparation.plan import Plan
 from tokenmill.preparation.segment import CheckBundle, Receipt, find_bundle
 from tokenmill.progress import Watcher

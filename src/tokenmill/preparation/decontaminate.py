@@ -28,9 +28,8 @@ from tokenmill.contamination.matching import Passage, Stream, find_in_texts, fin
 from tokenmill.contamination.protected import Protected, load
 from tokenmill.preparation.bundles import Run
 from tokenmill.preparation.engine import Worker
-from tokenmill.preparation.grind import without_bad_files
 from tokenmill.preparation.judges import Findings, Judge, Verdict, Verdicts
-from tokenmill.preparation.part import PartReader, PartTask
+from tokenmill.preparation.part import PartReader, PartTask, without_bad_files
 from tokenmill.preparation.plan import hash_names
 from tokenmill.preparation.texts import Texts, clean_chunk
 from tokenmill.sources.files import BadFileError

@@ -14,10 +14,10 @@ bundle then also contains the fragment, because a key is computed from the whole
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +26,21 @@ import xxhash
 
 from tokenmill.errors import TokenizerError, TooLongError
 from tokenmill.preparation.engine import Worker
-from tokenmill.preparation.examples import SHOWN_BYTES, Example, Examples, show_beginning
+from tokenmill.preparation.examples import Example, Examples, show_beginning
 from tokenmill.preparation.findings import list_findings
-from tokenmill.preparation.judges import Hearing, Judged, Panel, Verdict, open_panel
+from tokenmill.preparation.judges import Judged, Panel, Verdict, open_panel
 from tokenmill.preparation.key_files import KeyWriter, Marks
-from tokenmill.preparation.lines import LineRemover, line_keys
-from tokenmill.preparation.part import PartChunk, PartReader, PartTask, may_skip
+from tokenmill.preparation.lines import LineRemover
+from tokenmill.preparation.open_document import OpenDocument
+from tokenmill.preparation.part import (
+    PartChunk,
+    PartReader,
+    PartTask,
+    Skipped,
+    without_bad_files,
+)
 from tokenmill.preparation.sampling import NOT_SAMPLED, is_sampled
 from tokenmill.preparation.segment import (
-    BAD_TEXT,
     CONTINUES,
     REASON,
     RECORD,
@@ -47,12 +53,9 @@ from tokenmill.preparation.segment import (
 )
 from tokenmill.preparation.shingle_sets import SetWriter
 from tokenmill.preparation.shingles import Shingler
-from tokenmill.preparation.texts import MOST_REPLACED, Encoder, Texts, clean_chunk
+from tokenmill.preparation.texts import Encoder, Texts, clean_chunk
 from tokenmill.sources.files import BadFileError
 from tokenmill.sources.records import Chunk
-
-T = TypeVar("T")
-Skipped = dict[int, str]  # the fault of each bad file, by the number of its source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,63 +75,6 @@ class GrindPart(PartTask):
             segment.finish()
             facts = segment.facts() | {"lines": reader.lines, "skipped": sorted(skipped.items())}
             return bundle.finish(facts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScanLines(PartTask):
-    """A task: compute the keys (hashes) of a part's lines, and write them to a bundle."""
-
-    def run(self, worker: Worker) -> Receipt | BadFileError:
-        """Write the keys. Returns the receipt, or the error if a bad file cannot be skipped."""
-        return without_bad_files(self, lambda skipped: self._make(worker, skipped))
-
-    def _make(self, worker: Worker, skipped: Skipped) -> Receipt:
-        with Bundle(self.folder, self.name) as bundle:
-            keys = KeyWriter(self.keys, partial(bundle.write, "lines"))
-            for part_chunk in PartReader(self, skipped):
-                chunk = part_chunk.chunk
-                texts = clean_chunk(chunk, self.settings, part_chunk.source)
-                found = _line_keys(texts, chunk, self.settings.min_line)
-                keys.add(np.frombuffer(found, "<u8").reshape(-1, 2))
-                worker.report(chunk.read)
-            keys.flush()
-            return bundle.finish({"lines": keys.count, "skipped": sorted(skipped.items())})
-
-
-def without_bad_files(task: PartTask, make: Callable[[Skipped], T]) -> T | BadFileError:
-    """Call `make`, such as to write a bundle. If a file is bad, call it again without the file.
-
-    Returns its result: the receipt of the bundle, which lists the bad files; the caller decides whether the run
-    may continue without them. Returns an error instead if a bad file cannot be skipped.
-    """
-    skipped = dict(task.skipped)
-    while True:
-        try:
-            return make(skipped)
-        except BadFileError as error:
-            number = next(n for n in task.sources if task.sources[n].path == error.source)
-            if number in skipped or not may_skip(task, error):
-                return error
-            skipped[number] = error.reason
-
-
-def _line_keys(texts: Texts, chunk: Chunk, min_line: int) -> bytes:
-    """Return the keys (hashes) of a chunk's lines, 16 bytes each.
-
-    If a text is a fragment or contains NUL bytes, the texts are scanned one by one.
-    """
-    if texts.block is not None and not (chunk.continues or chunk.unfinished):
-        return line_keys(texts.block, min_line, block=True)
-    last = len(texts.texts) - 1
-    return b"".join(
-        line_keys(
-            text,
-            min_line,
-            continues=chunk.continues and i == 0,
-            mid_line=chunk.mid_line and i == last,
-        )
-        for i, text in enumerate(texts.texts)
-    )
 
 
 @dataclass
@@ -158,7 +104,7 @@ class _Segment:
         self.encoder = Encoder(worker.workspace, task.reading.hold_limit)
         self.counts = _Counts()
         self.tokens = self.records = 0
-        self.open: _OpenDocument | None = None
+        self.open: OpenDocument | None = None
         self.fragments: list[Fragment] = []
         self.panel: Panel = open_panel(task.judges)
         self.examples = Examples()
@@ -406,7 +352,7 @@ class _Segment:
         first, last = 0, len(views)
         if continues:
             if self.open is None:
-                self.open = _OpenDocument(records[0].copy(), CONTINUES, None)
+                self.open = OpenDocument(records[0].copy(), CONTINUES, None)
             else:
                 self.open.add(records[0])
             self._keep_text(views[0])
@@ -420,7 +366,7 @@ class _Segment:
         self._write_records(records[first:last])
         if unfinished and last < len(views):
             hearing = self.panel.begin() if self.panel else None
-            self.open = _OpenDocument(records[last].copy(), 0, hearing)
+            self.open = OpenDocument(records[last].copy(), 0, hearing)
             if self.sets is not None:
                 self.open.shingler = Shingler()
             self._keep_text(views[last])
@@ -447,7 +393,7 @@ class _Segment:
         self.open = None
         return record
 
-    def _is_in_sample(self, document: _OpenDocument) -> bool:
+    def _is_in_sample(self, document: OpenDocument) -> bool:
         """Return whether a document is in the sample. One that begins in an earlier part seems to be."""
         if self.rates is None or document.is_bad or document.flags & CONTINUES:
             return True
@@ -455,7 +401,7 @@ class _Segment:
         rate = np.array([self.rates[int(record["source"])]])
         return bool(is_sampled(record["key"].reshape(1, 2), rate)[0])
 
-    def _judge_open(self, document: _OpenDocument, verdict: Verdict) -> None:
+    def _judge_open(self, document: OpenDocument, verdict: Verdict) -> None:
         """Mark a document to be dropped, if the judges say so. `sift.py` drops and counts it."""
         if document.is_bad:
             return
@@ -506,53 +452,6 @@ def _hash_texts(texts: Sequence[Any]) -> npt.NDArray[np.uint64]:
     """Return the keys of some texts, of shape (n, 2)."""
     digests = b"".join(map(xxhash.xxh3_128_digest, texts))
     return np.frombuffer(digests, ">u8").reshape(-1, 2).astype(np.uint64)
-
-
-class _OpenDocument:
-    """A document that arrives in fragments, before its last fragment is read."""
-
-    def __init__(self, record: Any, flags: int, hearing: Hearing | None) -> None:
-        self._record = record
-        self.flags = flags
-        self.hash = xxhash.xxh3_128()
-        self.hearing = hearing  # None if the document is not judged here
-        self.beginning = bytearray()
-        self.shingler: Shingler | None = None
-
-    @property
-    def is_bad(self) -> bool:
-        return bool(self._record["flags"] & BAD_TEXT)
-
-    def keep(self, text: Any) -> None:
-        """Take the text of the next fragment."""
-        self.hash.update(text)
-        if self.shingler is not None:
-            self.shingler.add(text)
-        if self.hearing is not None:
-            self.hearing.add(text)
-            self.beginning += text[: max(0, SHOWN_BYTES - len(self.beginning))]
-
-    def add(self, record: Any) -> None:
-        for name in ("length", "raw", "text", "characters"):
-            self._record[name] += record[name]
-        self._record["flags"] |= record["flags"]
-        replaced = int(self._record["replaced"]) + int(record["replaced"])
-        self._record["replaced"] = min(replaced, MOST_REPLACED)
-        self._record["line"] = self._record["line"] or record["line"]
-
-    def lengthen(self, tokens: int) -> None:
-        self._record["length"] += tokens
-
-    def record(self, flags: int) -> Any:
-        """Return the record of all fragments so far, with `flags` added.
-
-        Its key is 0 unless the whole document is in this part.
-        """
-        self._record["flags"] |= self.flags | flags
-        whole = not (self.flags | flags) & (CONTINUES | UNFINISHED)
-        digest = self.hash.digest() if whole else bytes(16)
-        self._record["key"] = np.frombuffer(digest, ">u8")
-        return self._record
 
 
 def place_eot(

@@ -5,11 +5,11 @@ Many small files are read into one chunk, because each chunk costs time, however
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from tokenmill.sources.kept_fields import parse_kept_fields
 from tokenmill.sources.read import LEAST_MEMORY, Reading, read_range
 from tokenmill.sources.records import MOST_RECORDS, Chunk, Cutter, Places, is_utf8
 from tokenmill.wording import counted
+
+Skipped = dict[int, str]  # the fault of each bad file, by the number of its source
+T = TypeVar("T")
 
 _SMALL = 256 << 10  # bytes; smaller chunks are joined with the next ones
 _ENOUGH = 1 << 20  # bytes; a joined chunk of this size is complete
@@ -218,6 +221,23 @@ def may_skip(task: PartTask, error: BadFileError) -> bool:
     in order, whether to remove it. Without the file, the list would not match the lines.
     """
     return task.repeated_lines is None and not isinstance(error, TooLargeError)
+
+
+def without_bad_files(task: PartTask, make: Callable[[Skipped], T]) -> T | BadFileError:
+    """Call `make`, such as to write a bundle. If a file is bad, call it again without the file.
+
+    Returns what `make` returns, such as a receipt, which lists the bad files; the caller decides
+    whether the run may continue without them. Returns an error if a bad file cannot be skipped.
+    """
+    skipped = dict(task.skipped)
+    while True:
+        try:
+            return make(skipped)
+        except BadFileError as error:
+            number = next(n for n in task.sources if task.sources[n].path == error.source)
+            if number in skipped or not may_skip(task, error):
+                return error
+            skipped[number] = error.reason
 
 
 def _is_small(chunk: Chunk) -> bool:

@@ -39,14 +39,16 @@ from tokenmill.preparation.decontaminate import prepare_judge
 from tokenmill.preparation.engine import Engine, LocalEngine
 from tokenmill.preparation.exclusion import Exclude, find_list
 from tokenmill.preparation.folder import PreparationFolder
-from tokenmill.preparation.grind import GrindPart, ScanLines, Skipped
+from tokenmill.preparation.grind import GrindPart
 from tokenmill.preparation.key_files import PartMarks
 from tokenmill.preparation.memory import Workspace, suggest_less_memory
 from tokenmill.preparation.pack import CheckShard, PackShard, Sifted, plan_shards
 from tokenmill.preparation.pack_fields import PackFields
+from tokenmill.preparation.part import Skipped
 from tokenmill.preparation.plan import Plan, hash_names, make_plan
 from tokenmill.preparation.reports import join_reports
 from tokenmill.preparation.sampling import NOT_SAMPLED
+from tokenmill.preparation.scan_lines import ScanLines
 from tokenmill.preparation.segment import ScanReceipt, SegmentReceipt
 from tokenmill.preparation.settings import SPLITS, PrepareArguments, PrepareSettings
 from tokenmill.preparation.sift import EXCLUDED
