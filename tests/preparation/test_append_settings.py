@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 from pathlib import Path
@@ -71,6 +72,9 @@ def test_filters_and_evaluation_texts_are_those_of_the_dataset(tmp_path: Path) -
             append=True,
             decontaminate=[tmp_path / "others.jsonl"],
         )
+    make(tmp_path / "1.txt", tmp_path / "plain", val_fraction=0)
+    with pytest.raises(UsageError, match=r"without evaluation texts\. Omit `decontaminate`"):
+        make(tmp_path / "2.txt", tmp_path / "plain", append=True, **given)
     report = make(tmp_path / "2.txt", tmp_path / "data", append=True, **given)
     assert report.added_documents == 1
     dropped = report.manifest.ledger["dropped"]
@@ -134,6 +138,10 @@ def test_functions_that_only_a_manifest_names_are_not_called(
         make(tmp_path / "b.txt", tmp_path / "data", append=True)
     report = make(tmp_path / "b.txt", tmp_path / "data", append=True, filter=name)
     assert report.added_documents == 1
+    module.write_text("def keep(texts):\n    return [True for text in texts]\n")
+    importlib.reload(importlib.import_module(module.stem))
+    with pytest.raises(UsageError, match="other code in the functions of `filter`"):
+        make(tmp_path / "b.txt", tmp_path / "data", append=True, filter=name)
 
 
 def test_standard_input_is_not_added(tmp_path: Path) -> None:

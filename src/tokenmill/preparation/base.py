@@ -32,11 +32,12 @@ from tokenmill.tokenizers import Tokenizer, load_tokenizer
 _TEXT_BYTES = 4  # of a token, about: the size of the keys' layout follows from it
 # Settings that may differ between the generations of a dataset. Weights are for the sources of one.
 _MAY_CHANGE = {"tokens_per_shard", "skip_bad_files", "sample", "weight"}
-# Entries of a manifest's settings that are not settings, and must not differ.
+# Entries of a manifest's settings that are not settings, and must not differ: what they describe, and
+# the cure.
 _DESCRIBED = {
-    "filter_functions": "filter functions",
-    "language_library": "versions of the library that detects languages",
-    "decontaminate": "evaluation texts",
+    "filter_functions": ("code in the functions of `filter`", "Restore that code"),
+    "language_library": ("software to detect languages", "Install the version in its manifest"),
+    "decontaminate": ("evaluation texts", "Give the same ones with `decontaminate`"),
 }
 
 
@@ -138,17 +139,17 @@ def inherit_settings(base: Base, given: Mapping[str, Any]) -> PrepareSettings:
 
 
 def check_described(base: Base, described: Mapping[str, Any]) -> None:
-    """Refuse other functions, languages' library or evaluation texts than those of the dataset.
+    """Refuse what decides the content besides the settings, if it differs from that of the dataset.
 
-    `described` is what decides the content besides the settings.
+    `described` are these facts about the run, as a manifest stores them.
     """
     there = base.manifest.settings
-    for name, what in _DESCRIBED.items():
+    for name, (what, cure) in _DESCRIBED.items():
         if there.get(name) != described.get(name):
+            how = "with other" if name in there else "without"
             raise UsageError(
-                f"The dataset was made with other {what}: `{name}` was {there.get(name, 'not given')}, "
-                f"is {described.get(name, 'not given')}. Use the same as for the dataset, or make another "
-                "dataset."
+                f"The dataset was made {how} {what}. {cure if name in there else f'Omit `{name}`'}, or "
+                "make another dataset."
             )
 
 
