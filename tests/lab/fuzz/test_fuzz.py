@@ -9,16 +9,29 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-STORE = "manifest sources tables frames npy-header loader-state checkpoint metrics configuration"
+STORE = (
+    "manifest grown-manifest sources tables frames npy-header loader-state checkpoint metrics "
+    "configuration"
+)
 FORMATS = "npy llmc megatron datatrove olmo mds litdata nanogpt raw array_record"
 TOKENIZERS = (
     "tokenizer-json split-json piece-json sentencepiece tiktoken tokenizer-state unigram-json"
 )
 TEXTS = "jsonl text gzip zstd bz2 xz parquet arrow tar warc"
+RECORDS = "csv json-array kept-fields template"
 RUNS = "prepare-receipts import-receipts reshard-receipts export-record hub commands sample"
 STORAGE = "addresses objects cache key-files"
 INSPECTED = "exclusions key-index statistics word-index run-data view"
-CASES = {STORE: 250, FORMATS: 200, TOKENIZERS: 50, TEXTS: 200, RUNS: 60, STORAGE: 40, INSPECTED: 12}
+CASES = {
+    STORE: 250,
+    FORMATS: 200,
+    TOKENIZERS: 50,
+    TEXTS: 200,
+    RECORDS: 60,
+    RUNS: 60,
+    STORAGE: 40,
+    INSPECTED: 12,
+}
 
 
 def fuzz(*arguments: str) -> str:
