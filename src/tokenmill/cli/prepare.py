@@ -48,6 +48,7 @@ _WORK = Group("How the work is done", sort_key=2)
 _FAULTS = 20  # maximum number of faults listed
 _EXAMPLE = 40  # characters of the text of an example
 _LANGUAGES = 10  # maximum number of languages listed
+_LIST = Parameter(negative="", show_default=False)
 _LISTS = (
     ("Excluded documents are listed in", EXCLUDED_NAME),
     ("Near duplicates are listed in", REMOVED_NAME),
@@ -60,7 +61,10 @@ _LISTS = (
 class _GivenSettings(PrepareSettings):
     __doc__ = PrepareSettings.__doc__
 
-    weight: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
+    filter: Annotated[tuple[str, ...], _LIST]
+    language: Annotated[tuple[str, ...], _LIST]
+    weight: Annotated[tuple[str, ...], _LIST]
+    keep_fields: Annotated[str, Parameter(show_default=False)]
 
     def __new__(cls, **given: Any) -> Self:
         made = super().__new__(cls)

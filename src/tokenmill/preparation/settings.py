@@ -142,9 +142,9 @@ class PrepareSettings:
         Drop documents in other languages. Codes such as en,de; any drops none and counts the
         documents of each language.
     mask_emails
-        Replace email addresses by <EMAIL>.
+        Replace email addresses with the word EMAIL, in angle brackets.
     mask_ips
-        Replace IP addresses by <IP>.
+        Replace IP addresses with the word IP, in angle brackets.
     sample
         Share of the documents to take, chosen by a hash of their text. A smaller sample is part of a
         larger one.
