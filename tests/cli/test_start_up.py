@@ -19,6 +19,7 @@ COMMANDS = [
     "where",
     "search",
     "index",
+    "contaminated",
     "stats",
     "diff",
     "spikes",

@@ -18,7 +18,12 @@ from .processes import Ended, Limits, Process
 from .scenarios import chosen
 from .watcher import Watcher
 
-_REFUSED = ("Another run is working", "is working in", "Waiting for another process")
+_REFUSED = (
+    "Another run is working",
+    "is working in",
+    "Waiting for another process",
+    "has changed since this run began",
+)
 
 
 def two_writers(bench: Bench, scenario: Scenario, rng: random.Random) -> str | None:

@@ -89,8 +89,8 @@ DEFECTS = {
     "a page of Parquet may claim any size": Defect(
         part="fuzz",
         file="sources/parquet.py",
-        before="    if (need := pages.memory(rows)) > COPIES * hold_limit:\n",
-        after="    if (need := pages.memory(rows)) < 0:\n",
+        before="    if (need := columns * pages.memory(rows)) > COPIES * hold_limit:\n",
+        after="    if (need := columns * pages.memory(rows)) < 0:\n",
     ),
     "a document may name any source": Defect(
         part="fuzz",

@@ -67,7 +67,7 @@ def encode_fields(values: Mapping[str, Any]) -> bytes:
     """Return values by name as a JSON object on one line.
 
     >>> encode_fields({"a": "x" * 1001})[-6:].decode()
-    'xx…"}'
+    'x…"}'
     """
     data = orjson.dumps({name: _shorten(value, LONGEST) for name, value in values.items()})
     if len(data) > MOST_BYTES:
