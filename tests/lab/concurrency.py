@@ -18,11 +18,12 @@ from .processes import Ended, Limits, Process
 from .scenarios import chosen
 from .watcher import Watcher
 
+_CHANGED = "has changed since this run began"
 _REFUSED = (
     "Another run is working",
     "is working in",
     "Waiting for another process",
-    "has changed since this run began",
+    _CHANGED,
 )
 
 
@@ -130,6 +131,8 @@ def run_overtaken(bench: Bench, scenario: Scenario, number: int) -> str | None:
             return f"status {one.status}: {shorten(one.stderr)}"
     if other.status and ended.status:
         return "both runs were refused"
+    if _CHANGED in ended.stderr:  # the error says to run the same command again
+        return bench.resume(scenario)
     return bench.compare(scenario)
 
 
