@@ -115,7 +115,7 @@ class TextField:
         return len(self.pieces) > 1 or self.fields[0].is_optional
 
     def text(self, record: Mapping[str, Any]) -> str:
-        """Return the text of a record. Raises FieldError if it has none, TypeError if it is no object.
+        """Return the text of a record. Raises FieldError if it has none, TypeError if it is not an object.
 
         >>> parse_text_field("# {title?} #").text({"title": "Words"})
         '# Words #'

@@ -47,7 +47,7 @@ def parse_kept_fields(text: str) -> tuple[Field, ...]:
 
 
 def keep_fields(record: Any, fields: tuple[Field, ...]) -> bytes:
-    """Return the fields of a record as a JSON object; an empty one if it is no object.
+    """Return the fields of a record as a JSON object; an empty one if it is not an object.
 
     >>> keep_fields({"url": "u", "n": [1], "text": "words"}, parse_kept_fields("n,url,date"))
     b'{"n":[1],"url":"u"}'

@@ -153,10 +153,10 @@ class _Reader:
         if not header.strip(b"\0"):
             self._check_end()
             return None
-        told = _read_number(header[148:156], start)
+        stated = _read_number(header[148:156], start)
         rest = header[:148] + b" " * 8 + header[156:]
         signed = sum(rest) - 256 * sum(byte > 127 for byte in rest)  # as some old programs add up
-        if told not in (sum(rest), signed):
+        if stated not in (sum(rest), signed):
             raise ArchiveError(f"there is no valid header at byte {start:,}")
         return header
 

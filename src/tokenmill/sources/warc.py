@@ -66,11 +66,11 @@ def read_warc_records(stream: Stream, block: int) -> Iterator[Record]:
     while data.skip_line_ends():
         offset = data.place
         headers = data.read_headers(_VERSION)
-        told = headers.get("content-length", "")
-        if not _DIGITS.fullmatch(told):
+        stated = headers.get("content-length", "")
+        if not _DIGITS.fullmatch(stated):
             raise WarcError(f"the record at byte {offset:,} has no valid Content-Length")
-        end = data.place + int(told)
-        yield Record(offset, int(told), headers, data.read_blocks(end, block))
+        end = data.place + int(stated)
+        yield Record(offset, int(stated), headers, data.read_blocks(end, block))
         if data.place != end:
             raise AssertionError("the content of a record was not taken")
 
